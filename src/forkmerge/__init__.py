@@ -1,0 +1,55 @@
+"""Auxiliary-task learning that cannot hurt the target: fork, train, merge what helps, repeat."""
+
+from forkmerge.algorithms import Algorithm, ForkMerge, Joint, SingleTask
+from forkmerge.branch import Mixture, Training
+from forkmerge.errors import ConfigError, ForkMergeError, ProblemError, StoreError
+from forkmerge.factories import OptimizerOf, SchedulerOf
+from forkmerge.fork import Fork, fork
+from forkmerge.merging import merge_states
+from forkmerge.mixtures import Given, Groups, Mixed, Mixtures, NestedTopK, PerAuxiliary, task_relevance
+from forkmerge.problem import Context, Evaluation, Problem, Stream, accuracy
+from forkmerge.recipe import Recipe, load_recipe
+from forkmerge.run import Run
+from forkmerge.scoring import measure
+from forkmerge.searches import Binary, Fixed, Greedy, Grid, Search
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Algorithm",
+    "Binary",
+    "ConfigError",
+    "Context",
+    "Evaluation",
+    "Fixed",
+    "Fork",
+    "ForkMerge",
+    "ForkMergeError",
+    "Given",
+    "Greedy",
+    "Grid",
+    "Groups",
+    "Joint",
+    "Mixed",
+    "Mixture",
+    "Mixtures",
+    "NestedTopK",
+    "OptimizerOf",
+    "PerAuxiliary",
+    "Problem",
+    "ProblemError",
+    "Recipe",
+    "Run",
+    "SchedulerOf",
+    "Search",
+    "SingleTask",
+    "StoreError",
+    "Stream",
+    "Training",
+    "accuracy",
+    "fork",
+    "load_recipe",
+    "measure",
+    "merge_states",
+    "task_relevance",
+]

@@ -1,0 +1,271 @@
+"""`fit`: the one way any algorithm is run."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from forkmerge.algorithms._progress import Progress
+from forkmerge.algorithms._rounds import Observe, Rounds
+from forkmerge.algorithms._settings import Settings
+from forkmerge.branch import Precision, Training
+from forkmerge.checks import check_run
+from forkmerge.errors import ProblemError, StoreError
+from forkmerge.execution import Job, open_crew
+from forkmerge.order import derive, random_state_kept, set_random_state
+from forkmerge.problem import Problem
+from forkmerge.run import Run, environment
+from forkmerge.scoring import device_of
+from forkmerge.store import NoStore, RunFolder
+from forkmerge.workbench import OptimizerFactory, SchedulerFactory, Workbench, check_module
+
+ModelOrFactory = nn.Module | Callable[[], nn.Module]
+
+
+class Algorithm(ABC):
+    """Something that turns a problem into a trained model."""
+
+    @abstractmethod
+    def settings(self, problem: Problem) -> Settings:
+        """Return the fork–merge run that this algorithm is."""
+
+    def fit(
+        self,
+        problem: Problem,
+        *,
+        model: ModelOrFactory,
+        optimizer: OptimizerFactory,
+        steps: int,
+        scheduler: SchedulerFactory | None = None,
+        clip_norm: float | None = None,
+        accumulate: int = 1,
+        precision: Precision = "float32",
+        channels_last: bool = False,
+        loader_workers: int = 0,
+        paired: bool = True,
+        seed: int = 0,
+        workers: int = 1,
+        threads: int | None = None,
+        folder: str | os.PathLike[str] | None = None,
+        resume: bool = False,
+        checkpoint_every: int | None = None,
+        observe: Observe = lambda event: None,
+        source: Mapping[str, Any] | None = None,
+        rebuild: Callable[[], Problem] | None = None,
+    ) -> Run:
+        """Train and return the run, whose `model` holds the final weights. The test split is never read.
+
+        Args:
+            problem: What to learn.
+            model: The module, trained in place, or a function that makes it (called under the run's seed).
+            optimizer: Makes the optimizer from the model, e.g. `OptimizerOf("Adam", lr=1e-3)`.
+            steps: T, the training steps of every branch.
+            scheduler: Makes a learning-rate scheduler from the optimizer; it runs on the global step.
+            clip_norm: Largest gradient norm.
+            accumulate: Micro-batches per step.
+            precision: "float32", or autocast to "bfloat16" or "float16".
+            channels_last: Keep convolution weights in channels-last memory format.
+            loader_workers: Processes that read examples.
+            paired: Whether all branches see the same batches.
+            seed: Of the model's initialisation (where `model` makes it), the data order and all randomness.
+            workers: Processes that train branches; 1 trains them here, one after the other.
+            threads: Threads per branch; None divides torch's number by `workers`. The bits depend on it.
+            folder: Where the run is recorded and checkpointed; None keeps nothing on disk.
+            resume: Continue the run in `folder`, if there is one, to the same bits.
+            checkpoint_every: Steps between checkpoints inside a round; None checkpoints at merges only.
+            observe: Called with every event, e.g. to draw progress.
+            source: Where a recipe came from, so that `forkmerge resume` can find it again.
+            rebuild: Makes the problem anew in worker processes instead of pickling it.
+        """
+        training = Training(
+            optimizer, scheduler, clip_norm, accumulate, precision, channels_last, loader_workers, paired
+        )
+        for name, value in (("steps", steps), ("workers", workers)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ProblemError(f"{name} must be a positive integer, got {value!r}.")
+        settings, sealed = self.settings(problem), problem.sealed()
+        module = build_model(model, seed)
+        threads = threads or max(torch.get_num_threads() // workers, 1)
+        check_run(sealed, module, training, settings, seed)
+        job = Job(sealed, module, training, seed, threads, rebuild)
+        config = {
+            "algorithm": {"name": type(self).__name__, **_described(self)},
+            "problem": _describe_problem(sealed),
+            "training": {"steps": steps, "seed": seed, "threads": threads, **_described(training)},
+            "model": {"kind": _describe(type(module)), "fixed": fixed_hash(module), **_layout(module)},
+            "source": dict(source or {}),
+        }
+        facts = environment(threads, device_of(module))
+        store, notes = _open_store(folder, resume, config, facts)
+        with store:
+            done = store.result()
+            if done is not None:
+                return _finished(done, module, store)
+            with open_crew(job, workers) as crew:
+                rounds = Rounds(settings, crew, steps, store=store, observe=observe, checkpoint_every=checkpoint_every)
+                try:
+                    progress = rounds.run()
+                except BaseException:
+                    crew.bench.restore_buffers()  # so that the same module can resume
+                    raise
+                progress.notes.extend(note for note in (*notes, *store.warnings) if note not in progress.notes)
+                run = _to_run(type(self).__name__, problem.target, steps, config, facts, progress)
+                return _complete(run, crew.bench, progress, store)
+
+
+def build_model(model: ModelOrFactory, seed: int) -> nn.Module:
+    """Return the module, made under the run's seed where a factory is given."""
+    if not isinstance(model, nn.Module):
+        if not callable(model):
+            raise ProblemError(f"model must be a torch.nn.Module or a function that makes one, got {model!r}.")
+        with random_state_kept():
+            set_random_state(derive(seed, "model"))
+            model = model()
+    check_module(model)
+    return model
+
+
+def fixed_hash(model: nn.Module) -> str:
+    """Return a checksum of what training does not write to checkpoints: frozen parameters and first buffers."""
+    digest = hashlib.sha256()
+    frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
+    for name, tensor in (*frozen, *model.named_buffers()):
+        digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _open_store(
+    folder: str | os.PathLike[str] | None, resume: bool, config: dict[str, Any], facts: dict[str, Any]
+) -> tuple[RunFolder | NoStore, list[str]]:
+    if folder is None:
+        if resume:
+            raise StoreError("resume=True needs the folder of the run: pass folder=….")
+        return NoStore(), []
+    if not resume or not Path(folder).exists():
+        return RunFolder.create(folder, {**config, "environment": facts}), []
+    store = RunFolder.open(folder)
+    for key, value in config.items():
+        stored = store.config.get(key)
+        if key != "source" and stored != value:
+            store.close()
+            raise StoreError(
+                f"{os.fspath(folder)} was started differently: {_difference(key, stored, value)}. Resume it with the "
+                "same problem, model and options, or choose another folder."
+            )
+    before = store.config.get("environment", {})
+    changed = [f"{key} {before.get(key)} → {facts[key]}" for key in facts if before.get(key) != facts[key]]
+    notes = [f"resumed in another environment, the bits may differ: {', '.join(changed)}"] if changed else []
+    for note in notes:
+        warnings.warn(note, stacklevel=3)
+    return store, notes
+
+
+def _difference(path: str, old: Any, new: Any) -> str:
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in (*old, *new):
+            if old.get(key) != new.get(key):
+                return _difference(f"{path}.{key}", old.get(key), new.get(key))
+    return f"{path} was {old!r} and is {new!r} now"
+
+
+def _to_run(
+    name: str, target: str, steps: int, config: dict[str, Any], facts: dict[str, Any], progress: Progress
+) -> Run:
+    outcome = progress.outcome
+    final = outcome.get("final", "refit")
+    if len(progress.rounds[0].branches) == 1 and final in ("last merge", "best merge"):
+        final = final.replace("merge", "step") if final == "last merge" else "best validation"
+    seconds: dict[str, float] = {}
+    for finished in progress.rounds:
+        for phase, value in finished.seconds.items():
+            seconds[phase] = seconds.get(phase, 0.0) + value
+    return Run(
+        algorithm=name,
+        target=target,
+        steps=steps,
+        seed=config["training"]["seed"],
+        score=outcome["score"],
+        metrics=outcome["metrics"],
+        final=final,
+        rounds=progress.rounds,
+        probes=progress.probes,
+        notes=progress.notes,
+        settings={key: config[key] for key in ("algorithm", "problem", "training", "model")},
+        seconds=seconds,
+        environment=facts,
+    )
+
+
+def _complete(run: Run, bench: Workbench, progress: Progress, store: RunFolder | NoStore) -> Run:
+    bench.release(progress.merged)
+    run.model = bench.model
+    store.record({"event": "end", "final": run.final, "score": run.score})
+    store.finish(run.to_json(), bench.model.state_dict())
+    return run
+
+
+def _finished(result: dict[str, Any], module: nn.Module, store: RunFolder | NoStore) -> Run:
+    """Return a run that had already ended, its weights loaded into the module."""
+    known = {item.name for item in fields(Run)}
+    run = Run.from_json({key: value for key, value in result.items() if key in known})
+    module.load_state_dict(store.model_tensors())
+    run.model = module
+    return run
+
+
+def _layout(model: nn.Module) -> dict[str, Any]:
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    shapes = repr([(name, tuple(p.shape)) for name, p in model.named_parameters()])
+    return {
+        "parameters": sum(p.numel() for p in trainable),
+        "shapes": hashlib.sha256(shapes.encode()).hexdigest()[:16],
+    }
+
+
+def _describe_problem(problem: Problem) -> dict[str, Any]:
+    streams = {
+        name: {"tasks": list(s.tasks), "examples": len(s.dataset), "batch_size": s.batch_size}  # type: ignore[arg-type]
+        for name, s in problem.stream_map.items()
+    }
+    evaluation = problem.target_validation
+    return {
+        "target": problem.target,
+        "weights": problem.weights,
+        "streams": streams,
+        "validation": {"examples": len(evaluation.dataset), "metrics": list(evaluation.metrics)},  # type: ignore[arg-type]
+    }
+
+
+def _described(value: Any) -> dict[str, Any]:
+    return {item.name: _describe(getattr(value, item.name)) for item in fields(value)}
+
+
+def _describe(value: Any) -> Any:
+    """Return a JSON form of an option that is the same in every process: functions by name, objects by fields."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else repr(value)
+    if isinstance(value, Mapping):
+        return {str(key): _describe(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | range):
+        return [_describe(item) for item in value]
+    if is_dataclass(value) and not isinstance(value, type):
+        return {"kind": type(value).__name__, **_described(value)}
+    if hasattr(value, "__qualname__"):
+        return f"{value.__module__}:{value.__qualname__}"
+    if hasattr(value, "func"):
+        return [_describe(value.func), _describe(value.args), _describe(value.keywords)]
+    text = repr(value)
+    return text if " at 0x" not in text else f"{type(value).__module__}:{type(value).__qualname__}"

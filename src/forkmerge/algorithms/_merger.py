@@ -1,0 +1,159 @@
+"""The merge at the end of a round: searched on validation data, or replayed in a refit."""
+
+from __future__ import annotations
+
+import math
+import time
+
+from forkmerge.algorithms._judge import Judge
+from forkmerge.algorithms._progress import Progress, Snapshot
+from forkmerge.algorithms._settings import Settings
+from forkmerge.execution import Crew
+from forkmerge.merging import Merge, blend_weights, find_merge, recompute_statistics, synchronise
+from forkmerge.mixtures import is_target_only, task_relevance
+from forkmerge.run import BranchRecord, Candidate, Round
+from forkmerge.searches import Coefficients
+from forkmerge.state import State
+
+
+class Merger:
+    """Ends rounds: finds or replays the coefficients, installs the merge, prunes."""
+
+    def __init__(self, settings: Settings, crew: Crew, judge: Judge) -> None:
+        self.settings, self.crew, self.judge = settings, crew, judge
+        self.target = crew.job.problem.target
+
+    def search(self, progress: Progress, entering: list[State]) -> Round:
+        """Search the coefficients of a round and merge with them."""
+        names, index = [mixture.name for mixture in progress.mixtures], len(progress.rounds) + 1
+        faults = self._faults(progress, entering)
+        self.judge.start_round(index)
+        started = time.perf_counter()
+        found = find_merge(
+            names,
+            entering,
+            search=self.settings.search_for(len(names)),
+            score=self.judge.score,
+            search_score=self.judge.search_score if self.settings.search_examples else None,
+            blend=lambda coefficients: self._blend(progress, entering, coefficients),
+            faults=faults,
+        )
+        searched = time.perf_counter()
+        rank = sum(self.judge.seconds(state) for state in entering)
+        floor_score = self.judge.score(progress.floor) if progress.floor is not None else None
+        result = self._record(progress, entering, found, floor_score)
+        for name, reason in found.faults.items():
+            progress.note(f"round {index}: branch {name!r} got coefficient 0: {reason}")
+        merging = time.perf_counter()
+        self._install(progress, entering, tuple(found.coefficients.get(name, 0.0) for name in names))
+        if self.settings.select == "best" and found.score > progress.best_score:
+            progress.best = Snapshot(found.score, progress.step, progress.merged.weights())
+        self._prune(progress, found, index)
+        result.kept.extend(mixture.name for mixture in progress.mixtures)
+        result.seconds.update(
+            train=progress.seconds,
+            rank=rank,
+            search=searched - started - rank,
+            merge=time.perf_counter() - merging,
+        )
+        return result
+
+    def replay(self, progress: Progress, entering: list[State], script: Round | None) -> Round | None:
+        """Merge with the coefficients that the search phase found; None if a branch it needs has diverged."""
+        names = [mixture.name for mixture in progress.mixtures]
+        coefficients = dict(script.coefficients) if script else {names[0]: 1.0}
+        faults = self._faults(progress, entering)
+        for name, reason in faults.items():
+            if coefficients.get(name, 0.0) > 0:
+                progress.note(f"refit given up at step {progress.step}: branch {name!r}: {reason}")
+                return None
+        found = Merge(coefficients, -math.inf, {}, faults=faults)
+        result = self._record(progress, entering, found, None)
+        started = time.perf_counter()
+        self._install(progress, entering, tuple(coefficients.get(name, 0.0) for name in names))
+        self._keep(progress, set(script.kept) if script else set(names))
+        result.kept.extend(mixture.name for mixture in progress.mixtures)
+        result.seconds.update(train=progress.seconds, merge=time.perf_counter() - started)
+        return result
+
+    def _faults(self, progress: Progress, entering: list[State]) -> dict[str, str]:
+        faults = {}
+        for mixture, state in zip(progress.mixtures, entering, strict=True):
+            losses = progress.mean_losses(mixture.name)
+            bad = [task for task, loss in losses.items() if not math.isfinite(loss)]
+            if self.settings.checkpoint == "last" and bad:
+                faults[mixture.name] = f"its training loss of {', '.join(bad)} is not finite"
+            elif not state.is_finite():
+                faults[mixture.name] = "it has parameters that are not finite"
+        return faults
+
+    def _record(self, progress: Progress, entering: list[State], found: Merge, floor_score: float | None) -> Round:
+        branches = {}
+        for mixture, state in zip(progress.mixtures, entering, strict=True):
+            branches[mixture.name] = BranchRecord(
+                task_weights=dict(mixture.task_weights),
+                score=_finite(found.branch_scores.get(mixture.name, -math.inf)),
+                metrics=self.judge.known_metrics(state),
+                losses=progress.mean_losses(mixture.name),
+                entered_step=state.step,
+                fault=found.faults.get(mixture.name),
+            )
+        return Round(
+            index=len(progress.rounds) + 1,
+            phase=progress.phase,
+            start=progress.round_start,
+            end=progress.step,
+            branches=branches,
+            candidates=[Candidate(coefficients, _finite(score)) for coefficients, score in found.candidates],
+            coefficients=found.coefficients,
+            score=_finite(found.score),
+            relevance=task_relevance(found.coefficients, progress.mixtures),
+            kept=[],
+            floor_score=floor_score if floor_score is None else _finite(floor_score),
+        )
+
+    def _blend(self, progress: Progress, entering: list[State], coefficients: Coefficients) -> State:
+        """Build a candidate exactly as it would be installed; a single branch is itself, bit for bit."""
+        state = blend_weights(self.crew.bench, entering, coefficients, progress.merged)
+        if state is progress.merged and self.settings.bn == "recompute":
+            recompute_statistics(
+                self.crew.bench,
+                state,
+                self.crew.problem(progress.phase),
+                training=self.crew.job.training,
+                seed=self.crew.job.seed,
+                count=self.settings.bn_batches,
+            )
+        return state
+
+    def _install(self, progress: Progress, entering: list[State], coefficients: Coefficients) -> None:
+        """Merge and synchronise; the last merge stands if no branch can be used."""
+        step = progress.step
+        if any(coefficients):
+            winner = self._blend(progress, entering, coefficients)
+            if winner is not progress.merged:
+                progress.merged.take_weights(winner)
+        else:
+            progress.note(f"step {step}: every branch was faulty; the last good state was kept")
+        progress.merged.step = step
+        synchronise(progress.branches, progress.merged, coefficients, self.settings.optimizer_state)
+
+    def _prune(self, progress: Progress, found: Merge, index: int) -> None:
+        """Drop branches of coefficient 0 and keep the K' largest; the target-only branch always stays and counts."""
+        if self.settings.prune_to is None or index != self.settings.prune_after or not found.coefficients:
+            return
+        ranked = sorted(
+            progress.mixtures, key=lambda m: (not is_target_only(m, self.target), -found.coefficients[m.name])
+        )
+        useful = [m for m in ranked if is_target_only(m, self.target) or found.coefficients[m.name] > 0]
+        self._keep(progress, {mixture.name for mixture in useful[: self.settings.prune_to]})
+
+    def _keep(self, progress: Progress, names: set[str]) -> None:
+        pairs = zip(progress.mixtures, progress.branches, strict=True)
+        kept = [(mixture, state) for mixture, state in pairs if mixture.name in names]
+        progress.mixtures, progress.branches = [m for m, _ in kept], [s for _, s in kept]
+        progress.snapshots = {name: held for name, held in progress.snapshots.items() if name in names}
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

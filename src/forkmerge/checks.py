@@ -1,0 +1,103 @@
+"""Everything that can be found wrong before training starts, each with one clear error."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+
+from forkmerge.branch import Mixture, Training
+from forkmerge.errors import ProblemError, unknown_name
+from forkmerge.feed import batches, move
+from forkmerge.mixtures import check_mixtures, is_target_only, scale_auxiliaries
+from forkmerge.order import derive, random_state_kept, set_random_state
+from forkmerge.problem import Context, Problem, Stream
+from forkmerge.scoring import Criterion, device_of, measure
+
+
+def check_run(problem: Problem, model: nn.Module, training: Training, settings: Any, seed: int) -> None:
+    """Refuse a run that could not end well: branches, search, losses of the first batch, metrics of one example.
+
+    Args:
+        problem: The sealed problem.
+        model: The module; it is left as it was.
+        training: Options common to all branches.
+        settings: The algorithm's options.
+        seed: The run's seed.
+    """
+    probes = settings.constructor.probes(problem)
+    mixtures = settings.constructor.build(problem, dict.fromkeys((p.name for p in probes), 0.0))
+    mixtures = [scale_auxiliaries(m, problem.target, settings.auxiliary_scale) for m in mixtures]
+    check_mixtures(problem, [*mixtures])
+    settings.search_for(len(mixtures)).check(len(mixtures))
+    directions = problem.target_validation.directions
+    criterion = Criterion(directions)
+    if settings.reference is not None:
+        criterion.with_reference(settings.reference)
+    elif criterion.needs_reference and not any(is_target_only(m, problem.target) for m in mixtures):
+        raise ProblemError(
+            f"the target has {len(directions)} metrics and no branch trains on it alone: pass "
+            "reference={metric: value} to compare with, or add a branch with the target only."
+        )
+    saved = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    try:
+        with random_state_kept():
+            for name, stream in problem.stream_map.items():
+                check_stream(name, stream, model, [*mixtures, *probes], training, seed)
+            measure(model, problem.target_validation, indices=[0], seed=seed)
+    finally:
+        for buffer, value in saved:
+            buffer.copy_(value)
+        model.zero_grad(set_to_none=True)
+
+
+def check_stream(
+    name: str, stream: Stream, model: nn.Module, mixtures: list[Mixture], training: Training, seed: int
+) -> None:
+    """Compute the losses of a stream's first batch, for all tasks that some branch trains on."""
+    tasks = [task for task in stream.tasks if any(mixture.active([task]) for mixture in mixtures)]
+    if not tasks:
+        return
+    device = device_of(model)
+    was_training = model.training
+    model.train()
+    try:
+        batch = move(next(batches(name, stream, [0], seed)), device)
+        set_random_state(derive(seed, name, "check"))
+        with training.autocast(device):
+            losses = stream.losses(model, batch, tasks, Context(0, seed))
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        raise ProblemError(
+            f"stream {name!r} has batches of {stream.batch_size} and the model a BatchNorm layer that sees one value "
+            "per channel there: use a batch size of at least 2, or another normalisation."
+        ) from None
+    finally:
+        model.train(was_training)
+    check_losses(name, tasks, losses)
+
+
+def check_losses(name: str, tasks: list[str], losses: Any) -> None:
+    """Refuse losses that are not scalars, are not finite, or do not depend on the model."""
+    if not hasattr(losses, "items"):
+        raise ProblemError(f"losses of stream {name!r} must return {{task: loss}}, got {type(losses).__name__}.")
+    for task, loss in losses.items():
+        if task not in tasks:
+            raise ProblemError(
+                f"losses of stream {name!r} were not asked for this: {unknown_name('task', task, tasks)}"
+            )
+        if loss is None:
+            continue
+        if not isinstance(loss, torch.Tensor) or loss.dim() > 0:
+            shape = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
+            raise ProblemError(f"the loss of task {task!r} must be a scalar tensor, got {shape}: take its mean.")
+        if not loss.requires_grad:
+            raise ProblemError(
+                f"the loss of task {task!r} does not depend on the model's trainable parameters: it has no gradient. "
+                "Look for .detach(), .item(), torch.no_grad() or frozen parameters on its way."
+            )
+        if not math.isfinite(loss.item()):
+            raise ProblemError(f"the loss of task {task!r} is {loss.item()} on the first batch, before any training.")

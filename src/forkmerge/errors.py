@@ -1,0 +1,48 @@
+"""Every error the library raises on purpose, and the helper that offers the closest name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class ForkMergeError(Exception):
+    """Base of all errors raised on purpose; its message says what to do next."""
+
+
+class ProblemError(ForkMergeError):
+    """The problem, the model or an option cannot be trained as given."""
+
+
+class ConfigError(ForkMergeError):
+    """A recipe file or a command-line value is wrong."""
+
+
+class StoreError(ForkMergeError):
+    """A run folder cannot be created, read or continued."""
+
+
+def unknown_name(kind: str, name: object, known: Iterable[object]) -> str:
+    """Say that `name` is not a known `kind`, list what exists and offer the closest match."""
+    names = [str(item) for item in known]
+    close = get_close_matches(str(name), names, n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    return f"unknown {kind} {str(name)!r}.{hint} Known: {', '.join(names) or 'none'}."
+
+
+def check_name(kind: str, name: object) -> str:
+    """Return `name` if it may safely appear in a file name and a report.
+
+    Names become file names, table cells and HTML; a separator, a leading dot or a control character
+    could leave the run's folder.
+    """
+    if not isinstance(name, str) or not name.strip():
+        raise ProblemError(f"a {kind} name must be a non-empty string, got {name!r}.")
+    if name != name.strip() or name.startswith(".") or any(c in "/\\:\0" or not c.isprintable() for c in name):
+        raise ProblemError(
+            f"the {kind} name {name!r} would leave its folder: use no '/', '\\', ':', control character, "
+            "leading dot or outer spaces."
+        )
+    if len(name.encode()) > 100:
+        raise ProblemError(f"the {kind} name {name[:20]!r}… is longer than 100 bytes: shorten it.")
+    return name

@@ -1,0 +1,94 @@
+"""Optimizer and scheduler factories that pickle, compare and print, for recipes and worker processes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn, optim
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from forkmerge.errors import ProblemError, unknown_name
+
+
+class _Factory:
+    """A class of torch and the options to make it with."""
+
+    def __init__(self, kind: type, options: Mapping[str, Any]) -> None:
+        self.kind, self.options = kind, dict(options)
+
+    def __repr__(self) -> str:
+        options = ", ".join(f"{key}={value!r}" for key, value in self.options.items())
+        return f"{self.kind.__name__}({options})"
+
+
+class OptimizerOf(_Factory):
+    """A picklable optimizer factory over all parameters, or over groups with learning rates of their own.
+
+    Args:
+        kind: An optimizer class, or the name of one in `torch.optim`.
+        group_lr: `{prefix: factor}`: parameters whose name starts with the prefix get that share of `lr`.
+        **options: Passed to the class.
+
+    Example:
+        >>> import torch, forkmerge as fm
+        >>> fm.OptimizerOf("SGD", lr=0.1)(torch.nn.Linear(2, 1)).defaults["lr"]
+        0.1
+    """
+
+    def __init__(
+        self, kind: str | type[Optimizer], group_lr: Mapping[str, float] | None = None, **options: Any
+    ) -> None:
+        super().__init__(_find(optim, Optimizer, "optimizer", kind), options)
+        self.group_lr = dict(group_lr or {})
+
+    def __call__(self, model: nn.Module) -> Optimizer:
+        """Return the optimizer of a model's trainable parameters."""
+        if not self.group_lr:
+            return self._make([p for p in model.parameters() if p.requires_grad])
+        groups: dict[float, list[Tensor]] = {}
+        for name, parameter in model.named_parameters():
+            factor = next((f for prefix, f in self.group_lr.items() if name.startswith(prefix)), 1.0)
+            if parameter.requires_grad:
+                groups.setdefault(factor, []).append(parameter)
+        lr = self.options["lr"]
+        return self._make([{"params": p, "lr": lr * f} for f, p in groups.items()])
+
+    def _make(self, parameters: list[Any]) -> Optimizer:
+        optimizer: Optimizer = self.kind(parameters, **self.options)
+        return optimizer
+
+    def __repr__(self) -> str:
+        return super().__repr__() + (f" × {self.group_lr}" if self.group_lr else "")
+
+
+class SchedulerOf(_Factory):
+    """A picklable scheduler factory; the scheduler runs on the global step.
+
+    Args:
+        kind: A scheduler class, or the name of one in `torch.optim.lr_scheduler`.
+        **options: Passed to the class after the optimizer.
+
+    Example:
+        >>> import forkmerge as fm
+        >>> fm.SchedulerOf("CosineAnnealingLR", T_max=1000)
+        CosineAnnealingLR(T_max=1000)
+    """
+
+    def __init__(self, kind: str | type[LRScheduler], **options: Any) -> None:
+        super().__init__(_find(optim.lr_scheduler, LRScheduler, "scheduler", kind), options)
+
+    def __call__(self, optimizer: Optimizer) -> LRScheduler:
+        """Return the scheduler of an optimizer."""
+        scheduler: LRScheduler = self.kind(optimizer, **self.options)
+        return scheduler
+
+
+def _find(module: Any, base: type, what: str, kind: str | type) -> type:
+    if not isinstance(kind, str):
+        return kind
+    known = {name: item for name, item in vars(module).items() if isinstance(item, type) and issubclass(item, base)}
+    if kind not in known:
+        raise ProblemError(unknown_name(what, kind, (name for name in known if not name.startswith("_"))))
+    return known[kind]

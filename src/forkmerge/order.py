@@ -1,0 +1,129 @@
+"""Which examples a step sees, and every random number of it.
+
+Everything here is a pure function of (seed, stream, step, micro-batch, purpose), so a run needs to save
+nothing but its step counter, and branches see the same batch of a stream at the same step.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from itertools import accumulate
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+# Above this many examples a stored permutation costs more memory than it is worth (8 bytes each, and one
+# per epoch crossed); an index bijection then computes the shuffled position on the fly.
+LARGEST_PERMUTATION = 1 << 22
+_ROUNDS = 6  # Feistel rounds: four give a pseudo-random permutation, two more are a margin
+Words = npt.NDArray[np.uint64]
+
+
+def derive(seed: int, *parts: object) -> int:
+    """Return a 63-bit seed that depends on `seed` and on every part, and on nothing else."""
+    text = "\x1f".join(str(part) for part in (seed, *parts))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
+
+
+def uniform(seed: int, *parts: object) -> float:
+    """Return a number in [0, 1) as a pure function of its arguments."""
+    return (derive(seed, *parts) >> 10) / (1 << 53)
+
+
+@contextmanager
+def random_state_kept() -> Iterator[None]:
+    """Give the caller its torch, numpy and `random` global states back on exit."""
+    python, numpy_state, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy_state)  # noqa: NPY002 - the state user code draws from
+        torch.set_rng_state(cpu)
+        if cuda:
+            torch.cuda.set_rng_state_all(cuda)
+
+
+def set_random_state(seed: int) -> None:
+    """Seed torch (all devices), numpy and `random`, so that user code may draw from any of them."""
+    # torch.manual_seed also queues seeds for devices nobody uses, at 100 times the cost of this line.
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed)
+    if torch.backends.mps.is_available():
+        torch.mps.manual_seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002
+    random.seed(seed)
+
+
+def batch_indices(size: int, batch: int, position: int, seed: int, stream: str) -> list[int]:
+    """Return the example indices of the `position`-th batch of a stream.
+
+    The stream is one endless concatenation of epochs, each a fresh permutation of the `size` examples,
+    cut every `batch` examples: all batches have one size, also where it exceeds the data set.
+    """
+    indices: list[int] = []
+    at, end = position * batch, (position + 1) * batch
+    while at < end:
+        epoch, offset = divmod(at, size)
+        take = min(end - at, size - offset)
+        indices.extend(_shuffled(size, derive(seed, stream, "epoch", epoch), offset, take))
+        at += take
+    return indices
+
+
+def sample_indices(size: int, count: int, seed: int, *parts: object) -> list[int]:
+    """Return `count` distinct indices below `size`, in ascending order, as a function of the seed."""
+    return sorted(_shuffled(size, derive(seed, "sample", *parts), 0, min(count, size)))
+
+
+def pick_task(tasks: Sequence[str], weights: Sequence[float], seed: int, step: int) -> str:
+    """Return the task of a step when weights are sampling weights (one task per step)."""
+    ends = list(accumulate(weights))
+    # bisect_right: a task of weight 0 has an empty interval and can never be drawn.
+    return tasks[min(bisect_right(ends, uniform(seed, "task", step) * ends[-1]), len(tasks) - 1)]
+
+
+def _shuffled(size: int, seed: int, offset: int, count: int) -> list[int]:
+    if size <= LARGEST_PERMUTATION:
+        chosen: list[int] = _permutation(size, seed)[offset : offset + count].tolist()
+        return chosen
+    moved: list[int] = _bijection(np.arange(offset, offset + count, dtype=np.uint64), size, seed).tolist()
+    return moved
+
+
+@lru_cache(maxsize=32)
+def _permutation(size: int, seed: int) -> torch.Tensor:
+    return torch.randperm(size, generator=torch.Generator().manual_seed(seed))
+
+
+def _bijection(index: Words, size: int, seed: int) -> Words:
+    """Permute [0, size) by a Feistel network on the next even power of two, walking out-of-range cycles."""
+    half = np.uint64(((size - 1).bit_length() + 1) // 2)
+    low = np.uint64((1 << int(half)) - 1)
+    keys = [np.uint64(derive(seed, "round", i)) for i in range(_ROUNDS)]
+    result: Words = index.copy()
+    pending = np.ones(len(index), dtype=bool)
+    while pending.any():
+        left, right = result[pending] >> half, result[pending] & low
+        for key in keys:
+            left, right = right, left ^ (_mix(right ^ key) & low)
+        result[pending] = (left << half) | right
+        pending[pending] = result[pending] >= size
+    return result
+
+
+def _mix(value: Words) -> Words:
+    """Scramble 64-bit words (multiply and xor-shift, with wrap-around)."""
+    with np.errstate(over="ignore"):
+        value = (value ^ (value >> np.uint64(31))) * np.uint64(0x9E3779B97F4A7C15)
+        value = (value ^ (value >> np.uint64(29))) * np.uint64(0xD1342543DE82EF95)
+    mixed: Words = value ^ (value >> np.uint64(32))
+    return mixed

@@ -1,0 +1,141 @@
+"""From predictions to metrics, and from metrics to one score where higher is always better."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from forkmerge.errors import ProblemError, unknown_name
+from forkmerge.feed import move, read_examples
+from forkmerge.order import derive, random_state_kept, set_random_state
+from forkmerge.problem import Evaluation, Metric
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put the model in evaluation mode without gradients; every module gets its own mode back on exit."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def measure(
+    model: nn.Module, evaluation: Evaluation, *, indices: Sequence[int] | None = None, seed: int = 0
+) -> dict[str, float]:
+    """Return the value of every metric of an evaluation, on all its examples or the given ones.
+
+    Batches are fixed by position, and randomness by `seed`, so the same model always gets the same numbers.
+    """
+    order = list(range(len(evaluation.dataset)) if indices is None else indices)  # type: ignore[arg-type]
+    device = device_of(model)
+    running = {name: metric for name, metric in evaluation.metrics.items() if isinstance(metric, Metric)}
+    kept: list[tuple[Any, Any]] = []
+    needs_all = len(running) < len(evaluation.metrics)
+    for name, metric in running.items():
+        metric.reset()
+        running[name] = metric.to(device) if hasattr(metric, "to") else metric
+    with random_state_kept(), evaluating(model):
+        for start in range(0, len(order), evaluation.batch_size):
+            chosen = order[start : start + evaluation.batch_size]
+            batch = move(read_examples(evaluation, chosen, derive(seed, "evaluation", start)), device)
+            set_random_state(derive(seed, "evaluation forward", start))
+            predictions, targets = evaluation.predict(model, batch)
+            for metric in running.values():
+                metric.update(predictions, targets)
+            if needs_all:
+                kept.append((predictions, targets))
+        whole = _concatenate([p for p, _ in kept]), _concatenate([t for _, t in kept])
+        values = {
+            name: _number(name, running[name].compute() if name in running else metric(*whole))
+            for name, metric in evaluation.metrics.items()
+        }
+    for metric in running.values():
+        metric.reset()
+    return values
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """The device of the model's first tensor: data goes where the model is."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        return tensor.device
+    return torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """P̂: one score from the target's metrics.
+
+    One metric is its own score, with its sign turned where lower is better. Several are the mean of their signed
+    relative changes against `reference`, which stays the same for a whole run so that rounds compare.
+
+    Args:
+        directions: +1 or −1 per metric.
+        reference: The metrics' reference values; needed only for several metrics.
+    """
+
+    directions: Mapping[str, int]
+    reference: Mapping[str, float] | None = None
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether a reference must still be set before anything can be scored."""
+        return len(self.directions) > 1 and self.reference is None
+
+    def with_reference(self, reference: Mapping[str, float]) -> Criterion:
+        """Return the criterion with its reference values fixed."""
+        for name in self.directions:
+            if name not in reference:
+                raise ProblemError(f"the reference lacks a value: {unknown_name('metric', name, reference)}")
+            if reference[name] == 0 or not math.isfinite(reference[name]):
+                raise ProblemError(
+                    f"the reference value of metric {name!r} is {reference[name]}: relative changes need a finite, "
+                    f"non-zero one. Pass reference={{{name!r}: …}} or drop the metric."
+                )
+        return Criterion(self.directions, dict(reference))
+
+    def score(self, values: Mapping[str, float]) -> float:
+        """Return the score of metric values; anything that is not a number scores −∞ and can never win."""
+        if len(self.directions) == 1:
+            ((name, sign),) = self.directions.items()
+            result = sign * values[name]
+        else:
+            if self.reference is None:
+                raise ProblemError("several metrics need reference values before they can be scored.")
+            changes = [
+                sign * (values[name] - self.reference[name]) / abs(self.reference[name])
+                for name, sign in self.directions.items()
+            ]
+            result = math.fsum(changes) / len(changes) if all(map(math.isfinite, changes)) else math.nan
+        return result if math.isfinite(result) else -math.inf
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise ProblemError(f"metric {name!r} must give one number, got {value!r}.") from None
+
+
+def _concatenate(parts: list[Any]) -> Any:
+    """Join batches of predictions: tensors along the batch, containers member by member, the rest as a list."""
+    if not parts:
+        return []
+    first = parts[0]
+    if isinstance(first, torch.Tensor):
+        return torch.cat(parts) if first.dim() else torch.stack(parts)
+    if isinstance(first, Mapping):
+        return {key: _concatenate([part[key] for part in parts]) for key in first}
+    if isinstance(first, tuple):
+        return tuple(_concatenate(list(group)) for group in zip(*parts, strict=True))
+    return [item for part in parts for item in (part if isinstance(part, list) else [part])]
