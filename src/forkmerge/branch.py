@@ -154,8 +154,7 @@ class _Loop:
         self.bench, self.problem, self.mixture = bench, problem, mixture
         self.training, self.seed, self.steps = training, seed, steps
         self.device = device_of(bench.model)
-        self.sums: dict[str, Tensor] = {}
-        self.counts: dict[str, int] = {}
+        self.losses: dict[str, list[Tensor]] = {}
         self.untouched: list[str] = []
 
     def run(self) -> None:
@@ -165,11 +164,7 @@ class _Loop:
             self.bench.optimizer.zero_grad(set_to_none=True)
             has_loss = False
             for micro in range(self.training.accumulate):
-                position = step * self.training.accumulate + micro
-                for name, stream in self.problem.stream_map.items():
-                    tasks = [task for task in stream.tasks if task in weights]
-                    if tasks:
-                        has_loss |= self._backward(name, stream, next(feeds[name]), tasks, weights, step, position)
+                has_loss |= self._backward(feeds, weights, step, step * self.training.accumulate + micro)
             if step == self.steps.start:
                 self.untouched = self._without_gradient()
             self._update(has_loss)
@@ -192,29 +187,27 @@ class _Loop:
         ]
         return batches(name, stream, positions, self.seed, self.training.loader_workers if positions else 0)
 
-    def _backward(
-        self,
-        name: str,
-        stream: Stream,
-        batch: Any,
-        tasks: list[str],
-        weights: dict[str, float],
-        step: int,
-        position: int,
-    ) -> bool:
-        """Add the gradient of one stream's weighted losses; False if the batch had no label for any task."""
-        call_seed = derive(self.seed, name, "forward", position)
-        set_random_state(call_seed)
-        with self.training.autocast(self.device):
-            losses = stream.losses(self.bench.model, move(batch, self.device), tasks, Context(step, call_seed))
-            total: Tensor | None = None
-            for task in tasks:
-                loss = losses.get(task)
-                if loss is None:
-                    continue
-                self._log(task, loss)
-                weighted = loss * (weights[task] / self.training.accumulate)
-                total = weighted if total is None else total + weighted
+    def _backward(self, feeds: dict[str, Iterator[Any]], weights: dict[str, float], step: int, position: int) -> bool:
+        """Add the gradient of one micro-batch's weighted losses; False if it had no label for any task."""
+        total: Tensor | None = None
+        for name, stream in self.problem.stream_map.items():
+            tasks = [task for task in stream.tasks if task in weights]
+            if not tasks:
+                continue
+            batch = move(next(feeds[name]), self.device)
+            call_seed = derive(self.seed, name, "forward", position)
+            set_random_state(call_seed)
+            with self.training.autocast(self.device):
+                losses = stream.losses(self.bench.model, batch, tasks, Context(step, call_seed))
+                for task in tasks:
+                    loss = losses.get(task)
+                    if loss is None:
+                        continue
+                    # Stays on the device: the only read-back of a segment is in mean_losses.
+                    self.losses.setdefault(task, []).append(loss.detach())
+                    factor = weights[task] / self.training.accumulate
+                    weighted = loss if factor == 1 else loss * factor
+                    total = weighted if total is None else total + weighted
         if total is None:
             return False
         self.bench.scaler.scale(total).backward()
@@ -231,18 +224,9 @@ class _Loop:
         if self.bench.scheduler is not None:
             self.bench.scheduler.step()
 
-    def _log(self, task: str, loss: Tensor) -> None:
-        # Stays on the device: the only read-back of a segment is in mean_losses.
-        value = loss.detach()
-        self.sums[task] = self.sums[task] + value if task in self.sums else value.float()
-        self.counts[task] = self.counts.get(task, 0) + 1
-
     def _without_gradient(self) -> list[str]:
         pairs = zip(self.bench.layout.places, self.bench.layout.parameters, strict=True)
         return [place.name for place, parameter in pairs if parameter.grad is None]
 
     def mean_losses(self) -> dict[str, float]:
-        if not self.sums:
-            return {}
-        totals = torch.stack(list(self.sums.values())).tolist()
-        return {task: total / self.counts[task] for task, total in zip(self.sums, totals, strict=True)}
+        return {task: torch.stack(losses).float().mean().item() for task, losses in self.losses.items()}

@@ -6,6 +6,7 @@ Both are `concurrent.futures.Executor`s, and give the same bits for the same num
 from __future__ import annotations
 
 import pickle
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -140,6 +141,11 @@ def open_crew(job: Job, workers: int) -> Iterator[Crew]:
         pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=_start_worker, initargs=(payload,))
         try:
             yield Crew(job, bench, pool)
+        except BaseException:
+            # Segments under way are of no use to anybody now; checkpoints are on disk.
+            for process in list((getattr(pool, "_processes", None) or {}).values()):
+                process.terminate()
+            raise
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
     finally:
@@ -162,6 +168,7 @@ _worker: Crew | None = None  # set once per worker process by its initializer
 
 def _start_worker(payload: bytes) -> None:
     global _worker
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends the run
     job: Job = pickle.loads(payload)  # noqa: TID251 - sent by our own parent process, never read from a file
     if job.rebuild is not None:
         job.problem = job.rebuild()

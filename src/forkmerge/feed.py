@@ -6,10 +6,22 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 from forkmerge.order import batch_indices, derive, set_random_state
 from forkmerge.problem import Evaluation, Stream
+
+
+def is_tensors(source: Stream | Evaluation) -> bool:
+    """Whether batches can be cut out of tensors by one indexed read, with no code of the user's per example."""
+    return type(source.dataset) is TensorDataset and source.collate_fn is None
+
+
+def read_tensors(source: Stream | Evaluation, indices: Tensor) -> list[Tensor]:
+    """Return the batch of the given examples of a `TensorDataset`."""
+    tensors: tuple[Tensor, ...] = source.dataset.tensors  # type: ignore[attr-defined]
+    return [tensor[indices] for tensor in tensors]
 
 
 def read_examples(source: Stream | Evaluation, indices: list[int], seed: int) -> Any:
@@ -18,14 +30,10 @@ def read_examples(source: Stream | Evaluation, indices: list[int], seed: int) ->
     Each example, and the collate function, is read under its own global random state derived from `seed`, so
     augmentations may draw from torch, numpy or `random` and give the same bits in any process.
     """
-    dataset = source.dataset
-    if type(dataset) is TensorDataset and source.collate_fn is None:
-        index = torch.tensor(indices)
-        return [tensor[index] for tensor in dataset.tensors]
     examples = []
-    for place, index_ in enumerate(indices):
+    for place, index in enumerate(indices):
         set_random_state(derive(seed, "example", place))
-        examples.append(dataset[index_])
+        examples.append(source.dataset[index])
     set_random_state(derive(seed, "collate"))
     return (source.collate_fn or default_collate)(examples)
 
@@ -40,7 +48,9 @@ class _Batches(Dataset[Any]):
         stream = self.stream
         size = len(stream.dataset)  # type: ignore[arg-type]  # checked by Problem
         indices = batch_indices(size, stream.batch_size, position, self.seed, self.name)
-        return read_examples(stream, indices, derive(self.seed, self.name, "batch", position))
+        if is_tensors(stream):
+            return read_tensors(stream, indices)
+        return read_examples(stream, indices.tolist(), derive(self.seed, self.name, "batch", position))
 
 
 def batches(name: str, stream: Stream, positions: range | list[int], seed: int, workers: int = 0) -> Iterator[Any]:
@@ -49,8 +59,7 @@ def batches(name: str, stream: Stream, positions: range | list[int], seed: int, 
     Tensors that need no per-example code are read here whatever `workers` says: a worker would only add copies.
     """
     source = _Batches(name, stream, seed)
-    direct = workers == 0 or (type(stream.dataset) is TensorDataset and stream.collate_fn is None)
-    if direct:
+    if workers == 0 or is_tensors(stream):
         return (source[position] for position in positions)
     loader = DataLoader(
         source,

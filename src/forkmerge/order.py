@@ -17,6 +17,7 @@ from itertools import accumulate
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 # Above this many examples a stored permutation costs more memory than it is worth (8 bytes each, and one
 # per epoch crossed); an index bijection then computes the shuffled position on the fly.
@@ -63,25 +64,25 @@ def set_random_state(seed: int) -> None:
     random.seed(seed)
 
 
-def batch_indices(size: int, batch: int, position: int, seed: int, stream: str) -> list[int]:
-    """Return the example indices of the `position`-th batch of a stream.
+def batch_indices(size: int, batch: int, position: int, seed: int, stream: str) -> Tensor:
+    """Return the example indices of the `position`-th batch of a stream, as a tensor [batch].
 
     The stream is one endless concatenation of epochs, each a fresh permutation of the `size` examples,
     cut every `batch` examples: all batches have one size, also where it exceeds the data set.
     """
-    indices: list[int] = []
+    parts: list[Tensor] = []
     at, end = position * batch, (position + 1) * batch
     while at < end:
         epoch, offset = divmod(at, size)
         take = min(end - at, size - offset)
-        indices.extend(_shuffled(size, derive(seed, stream, "epoch", epoch), offset, take))
+        parts.append(_shuffled(size, derive(seed, stream, "epoch", epoch), offset, take))
         at += take
-    return indices
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def sample_indices(size: int, count: int, seed: int, *parts: object) -> list[int]:
     """Return `count` distinct indices below `size`, in ascending order, as a function of the seed."""
-    return sorted(_shuffled(size, derive(seed, "sample", *parts), 0, min(count, size)))
+    return sorted(_shuffled(size, derive(seed, "sample", *parts), 0, min(count, size)).tolist())
 
 
 def pick_task(tasks: Sequence[str], weights: Sequence[float], seed: int, step: int) -> str:
@@ -91,16 +92,15 @@ def pick_task(tasks: Sequence[str], weights: Sequence[float], seed: int, step: i
     return tasks[min(bisect_right(ends, uniform(seed, "task", step) * ends[-1]), len(tasks) - 1)]
 
 
-def _shuffled(size: int, seed: int, offset: int, count: int) -> list[int]:
+def _shuffled(size: int, seed: int, offset: int, count: int) -> Tensor:
     if size <= LARGEST_PERMUTATION:
-        chosen: list[int] = _permutation(size, seed)[offset : offset + count].tolist()
-        return chosen
-    moved: list[int] = _bijection(np.arange(offset, offset + count, dtype=np.uint64), size, seed).tolist()
-    return moved
+        return _permutation(size, seed)[offset : offset + count]
+    moved = _bijection(np.arange(offset, offset + count, dtype=np.uint64), size, seed)
+    return torch.from_numpy(moved.astype(np.int64))
 
 
 @lru_cache(maxsize=32)
-def _permutation(size: int, seed: int) -> torch.Tensor:
+def _permutation(size: int, seed: int) -> Tensor:
     return torch.randperm(size, generator=torch.Generator().manual_seed(seed))
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from forkmerge.errors import ProblemError, unknown_name
-from forkmerge.feed import move, read_examples
+from forkmerge.feed import is_tensors, move, read_examples, read_tensors
 from forkmerge.order import derive, random_state_kept, set_random_state
 from forkmerge.problem import Evaluation, Metric
 
@@ -48,7 +48,11 @@ def measure(
     with random_state_kept(), evaluating(model):
         for start in range(0, len(order), evaluation.batch_size):
             chosen = order[start : start + evaluation.batch_size]
-            batch = move(read_examples(evaluation, chosen, derive(seed, "evaluation", start)), device)
+            if is_tensors(evaluation):
+                batch = read_tensors(evaluation, torch.tensor(chosen))
+            else:
+                batch = read_examples(evaluation, chosen, derive(seed, "evaluation", start))
+            batch = move(batch, device)
             set_random_state(derive(seed, "evaluation forward", start))
             predictions, targets = evaluation.predict(model, batch)
             for metric in running.values():

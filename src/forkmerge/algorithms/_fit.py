@@ -95,7 +95,9 @@ class Algorithm(ABC):
                 raise ProblemError(f"{name} must be a positive integer, got {value!r}.")
         settings, sealed = self.settings(problem), problem.sealed()
         module = build_model(model, seed)
-        threads = threads or max(torch.get_num_threads() // workers, 1)
+        if settings.keep_branches and folder is None:
+            raise ProblemError("keep_branches=True needs a folder to keep them in: pass folder=….")
+        threads = threads or _stored_threads(folder, resume) or max(torch.get_num_threads() // workers, 1)
         check_run(sealed, module, training, settings, seed)
         job = Job(sealed, module, training, seed, threads, rebuild)
         config = {
@@ -143,6 +145,14 @@ def fixed_hash(model: nn.Module) -> str:
         digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+def _stored_threads(folder: str | os.PathLike[str] | None, resume: bool) -> int | None:
+    """Threads are resolved once: a resumed run goes on with its own number, whatever the machine has now."""
+    if folder is None or not resume or not Path(folder).exists():
+        return None
+    stored: int = RunFolder.open(folder, lock=False).config["training"]["threads"]
+    return stored
 
 
 def _open_store(

@@ -59,9 +59,10 @@ class Judge:
         self._known[id(state)] = values, time.perf_counter() - started
         return values
 
-    def score(self, state: State) -> float:
-        """Return the score on all validation examples."""
-        return self.criterion.score(self.metrics(state))
+    def score(self, state: State, *, remeasure: bool = True) -> float:
+        """Return the score on all validation examples; a state already measured in this round may be trusted."""
+        known = {} if remeasure else self.known_metrics(state)
+        return self.criterion.score(known or self.metrics(state))
 
     def search_score(self, state: State) -> float:
         """Return the score on the round's sub-sample."""

@@ -27,13 +27,12 @@ class Merger:
         """Search the coefficients of a round and merge with them."""
         names, index = [mixture.name for mixture in progress.mixtures], len(progress.rounds) + 1
         faults = self._faults(progress, entering)
-        self.judge.start_round(index)
         started = time.perf_counter()
         found = find_merge(
             names,
             entering,
             search=self.settings.search_for(len(names)),
-            score=self.judge.score,
+            score=lambda state: self.judge.score(state, remeasure=state is progress.merged),
             search_score=self.judge.search_score if self.settings.search_examples else None,
             blend=lambda coefficients: self._blend(progress, entering, coefficients),
             faults=faults,

@@ -87,7 +87,11 @@ class Rounds:
             floor=initial.clone() if settings.floor else None,
             probes=probes,
         )
-        self._emit("start", target=problem.target, branches=[m.name for m in mixtures], seed=self.job.seed)
+        details: dict[str, Any] = {"branches": [m.name for m in mixtures], "seed": self.job.seed}
+        if settings.keep_branches:
+            weights = sum(row.nbytes for row in initial.rows.values())
+            details["branch_bytes"] = weights * len(mixtures) * math.ceil(self.steps / self.interval)
+        self._emit("start", target=problem.target, steps=self.steps, **details)
         if settings.refit and len(mixtures) == 1 and settings.select == "last" and not settings.floor:
             # One branch and its last weights: there is nothing to search.
             self.progress.phase = "refit"
@@ -215,6 +219,7 @@ class Rounds:
             script = self._script() if progress.outcome["replays"] else []
             done = len(progress.rounds) - len(self._script())
             return self.merger.replay(progress, entering, script[done] if script else None)
+        self.judge.start_round(len(progress.rounds) + 1)
         self._fix_reference()
         if self.settings.keep_branches:
             names = [mixture.name for mixture in progress.mixtures]
