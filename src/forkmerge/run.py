@@ -216,7 +216,7 @@ def environment(threads: int, device: torch.device) -> dict[str, Any]:
 
     return {
         "forkmerge": __version__,
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),  # a subclass of str, which the store refuses
         "numpy": numpy.__version__,
         "python": platform.python_version(),
         "machine": platform.machine(),

@@ -1,0 +1,317 @@
+"""Tiny problems and nets for the tests of the engine.
+
+Everything a worker process needs stands at module level, so that it pickles.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import Dataset, TensorDataset
+
+import forkmerge as fm
+from forkmerge import branch as branch_module
+from forkmerge.run import Run
+
+TASKS = ("tgt", "aux", "odd")
+FEATURES, CLASSES, WIDTH = 6, 3, 8
+SGD = fm.OptimizerOf("SGD", lr=0.3, momentum=0.9, weight_decay=1e-3)
+ADAM = fm.OptimizerOf("Adam", lr=0.01)
+
+
+class Net(nn.Module):
+    """A body and one linear head per task."""
+
+    def __init__(self, body: nn.Module, width: int = WIDTH, tasks: Sequence[str] = TASKS) -> None:
+        super().__init__()
+        self.body = body
+        self.heads = nn.ModuleDict({task: nn.Linear(width, CLASSES) for task in tasks})
+
+    def forward(self, inputs: Tensor, task: str = "tgt") -> Tensor:
+        return self.heads[task](self.body(inputs))
+
+
+def plain_net() -> Net:
+    return Net(nn.Sequential(nn.Linear(FEATURES, WIDTH), nn.Tanh()))
+
+
+def noisy_net() -> Net:
+    """BatchNorm (floating and integer buffers) and dropout: all that makes a step more than its weights."""
+    layers = [nn.Linear(FEATURES, WIDTH), nn.BatchNorm1d(WIDTH), nn.ReLU(), nn.Dropout(0.2)]
+    return Net(nn.Sequential(*layers))
+
+
+def frozen_net() -> Net:
+    """A frozen backbone with a constant buffer, and an adapter that is trained."""
+    backbone = nn.Linear(FEATURES, WIDTH)
+    backbone.requires_grad_(False)
+    backbone.register_buffer("table", torch.arange(5.0))
+    return Net(nn.Sequential(backbone, nn.Tanh(), nn.Linear(WIDTH, WIDTH)))
+
+
+class Tied(nn.Module):
+    """Two layers that are one parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, WIDTH, bias=False), nn.Linear(WIDTH, WIDTH, bias=False)
+        self.second.weight = self.first.weight
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.second(torch.tanh(self.first(inputs)))
+
+
+def tied_net() -> Net:
+    return Net(nn.Sequential(nn.Linear(FEATURES, WIDTH), Tied()))
+
+
+def conv_net() -> Net:
+    """Reads the features as an image of 2 channels, 1 × 3 pixels, after an upsampling."""
+    layers = [
+        nn.Unflatten(1, (2, 1, 3)),
+        nn.Upsample(scale_factor=2.0),
+        nn.Conv2d(2, 4, 3, padding=1, bias=False),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Conv2d(4, WIDTH, 2),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+    ]
+    return Net(nn.Sequential(*layers))
+
+
+class Bag(nn.Module):
+    """An embedding of the sign pattern of the features, with sparse gradients if asked."""
+
+    def __init__(self, sparse: bool) -> None:
+        super().__init__()
+        self.table = nn.Embedding(2 * FEATURES, WIDTH, sparse=sparse)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.table((inputs > 0).long() + 2 * torch.arange(FEATURES)).mean(1)
+
+
+def seeded(make: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
+    """The net that `make` gives under a seed; the caller's random state is kept."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return make()
+
+
+def examples(count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Inputs [n, 6] and one label per task [n, 3]: "aux" agrees with the target, "odd" is noise."""
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(count, FEATURES, generator=generator)
+    rule = torch.randn(FEATURES, CLASSES, generator=torch.Generator().manual_seed(99))
+    logits = inputs @ rule + 0.5 * torch.randn(count, CLASSES, generator=generator)
+    cleaner = (inputs @ rule).argmax(1)
+    noise = torch.randint(CLASSES, (count,), generator=generator)
+    return inputs, torch.stack([logits.argmax(1), cleaner, noise], 1)
+
+
+def shared_losses(model: nn.Module, batch: Any, tasks: Sequence[str], context: fm.Context) -> dict[str, Tensor]:
+    """One pass through the body for all tasks asked for."""
+    inputs, labels = batch
+    features = model.body(inputs)
+    return {task: cross_entropy(model.heads[task](features), labels[:, TASKS.index(task)]) for task in tasks}
+
+
+def predict_target(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+    inputs, labels = batch
+    return model(inputs, "tgt"), labels[:, 0]
+
+
+def minus_loss(predictions: Tensor, targets: Tensor) -> float:
+    """A score without ties."""
+    return -cross_entropy(predictions.double(), targets).item()
+
+
+def evaluation(count: int = 24, seed: int = 2, metrics: Any = minus_loss, **options: Any) -> fm.Evaluation:
+    return fm.Evaluation(TensorDataset(*examples(count, seed)), metrics, predict_target, **options)
+
+
+def shared_problem(dataset: Dataset[Any] | None = None, *, metrics: Any = minus_loss, **options: Any) -> fm.Problem:
+    """One stream serves all tasks."""
+    stream = fm.Stream(dataset or TensorDataset(*examples(16, 1)), shared_losses, TASKS, batch_size=8)
+    settings: dict[str, Any] = {"validation": evaluation(metrics=metrics), **options}
+    return fm.Problem("tgt", {"all": stream}, **settings)
+
+
+@dataclass(frozen=True)
+class DomainLoss:
+    """The loss of a stream that serves one task."""
+
+    task: str
+
+    def __call__(self, model: nn.Module, batch: Any, tasks: Sequence[str], context: fm.Context) -> dict[str, Tensor]:
+        assert list(tasks) == [self.task]
+        inputs, labels = batch
+        return {self.task: cross_entropy(model(inputs, self.task), labels[:, TASKS.index(self.task)])}
+
+
+def domains_problem(datasets: dict[str, Dataset[Any]] | None = None, **options: Any) -> fm.Problem:
+    """One stream per task, of different sizes."""
+    given = datasets or {}
+    streams = [
+        fm.Stream(given.get(task) or TensorDataset(*examples(20 + 10 * i, 10 + i)), DomainLoss(task), task, 8)
+        for i, task in enumerate(TASKS)
+    ]
+    return fm.Problem("tgt", streams, **{"validation": evaluation(), **options})
+
+
+class Augmented(Dataset[Any]):
+    """Draws from torch, numpy and `random` for every example it gives."""
+
+    def __init__(self, count: int = 16, seed: int = 1) -> None:
+        self.inputs, self.labels = examples(count, seed)
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        noise = torch.randn(FEATURES) + float(np.random.standard_normal()) + random.gauss(0, 1)  # noqa: NPY002
+        return self.inputs[index] + 0.1 * noise, self.labels[index]
+
+
+class Counted(Dataset[Any]):
+    """Counts how often an example is read."""
+
+    def __init__(self, count: int = 16, seed: int = 1) -> None:
+        self.inputs, self.labels = examples(count, seed)
+        self.reads = 0
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        self.reads += 1
+        return self.inputs[index], self.labels[index]
+
+
+class Untouchable(Dataset[Any]):
+    """Raises whatever is done with it."""
+
+    def __len__(self) -> int:
+        raise AssertionError("the sealed data set was asked for its length")
+
+    def __getitem__(self, index: int) -> Any:
+        raise AssertionError("the sealed data set was read")
+
+
+class Point(nn.Module):
+    """θ in the plane, the model of quadratic problems."""
+
+    def __init__(self, start: Sequence[float] = (0.0, 0.0)) -> None:
+        super().__init__()
+        self.theta = nn.Parameter(torch.tensor(start, dtype=torch.float64))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.theta.expand(len(inputs), 2)
+
+
+def point_losses(
+    model: Point, batch: list[Tensor], tasks: Sequence[str], context: fm.Context, scale: float = 1.0
+) -> dict[str, Tensor]:
+    """½‖θ − c‖² for the centre c that the stream holds."""
+    (centres,) = batch
+    return {tasks[0]: scale * 0.5 * (model.theta - centres).square().sum(1).mean()}
+
+
+def point_score(predictions: Tensor, targets: Tensor) -> float:
+    return -0.5 * (predictions - targets).square().sum(1).mean().item()
+
+
+def predict_point(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+    (goals,) = batch
+    return model(goals), goals
+
+
+def quadratic_problem(centres: dict[str, tuple[float, float]], goal: tuple[float, float]) -> fm.Problem:
+    """L_k = ½‖θ − c_k‖² for every task, the first of them the target; validation wants θ at the goal."""
+    streams = [
+        fm.Stream(TensorDataset(torch.tensor([c], dtype=torch.float64)), point_losses, task, 1)
+        for task, c in centres.items()
+    ]
+    goals = TensorDataset(torch.tensor([goal], dtype=torch.float64))
+    return fm.Problem(next(iter(centres)), streams, fm.Evaluation(goals, point_score, predict_point))
+
+
+def fit(
+    algorithm: fm.Algorithm | None = None,
+    problem: fm.Problem | None = None,
+    net: Callable[[], nn.Module] | nn.Module = plain_net,
+    **options: Any,
+) -> Run:
+    """`fit` with the defaults of the tests: 12 steps of SGD with momentum and weight decay."""
+    settings = {"optimizer": SGD, "steps": 12, "threads": 1, **options}
+    return (algorithm or fm.ForkMerge(interval=4)).fit(problem or shared_problem(), model=net, **settings)
+
+
+def bits(value: Run | nn.Module) -> dict[str, Tensor]:
+    """Every tensor of a model, detached from it."""
+    model = value.model if isinstance(value, Run) else value
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+def same_bits(left: Any, right: Any) -> bool:
+    """Equal keys, dtypes and bytes; NaNs are equal to themselves."""
+    one, other = (v if isinstance(v, dict) else bits(v) for v in (left, right))
+    return list(one) == list(other) and all(_same_tensor(one[key], other[key]) for key in one)
+
+
+def _same_tensor(left: Tensor, right: Tensor) -> bool:
+    if left.dtype != right.dtype or left.shape != right.shape:
+        return False
+    raw = [t.contiguous().reshape(-1).view(torch.uint8) for t in (left, right)]
+    return torch.equal(*raw)
+
+
+def facts(run: Run) -> dict[str, Any]:
+    """All that two equal runs share: their JSON without timings, environment and options of the machine."""
+    data = copy.deepcopy(run.to_json())
+    for key in ("seconds", "environment", "settings"):
+        data.pop(key)
+    for finished in data["rounds"]:
+        finished.pop("seconds")
+    return data
+
+
+class Stopped(BaseException):
+    """Stands for a kill: nothing in the library may catch it."""
+
+
+@contextmanager
+def counting_steps(monkeypatch: Any) -> Iterator[list[str]]:
+    """The names of the branches that are trained inside, one entry per segment."""
+    trained: list[str] = []
+    real = branch_module.train_branch
+
+    def train(bench: Any, problem: Any, mixture: fm.Mixture, *rest: Any, **options: Any) -> Any:
+        trained.append(mixture.name)
+        return real(bench, problem, mixture, *rest, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("forkmerge.execution.train_branch", train)
+        yield trained
+
+
+def diverge_from(step: int, task: str) -> Callable[..., dict[str, Tensor]]:
+    """Losses whose `task` is NaN from a step on."""
+    return partial(_diverging, at=step, bad=task)
+
+
+def _diverging(
+    model: nn.Module, batch: Any, tasks: Sequence[str], context: fm.Context, *, at: int, bad: str
+) -> dict[str, Tensor]:
+    losses = shared_losses(model, batch, tasks, context)
+    return {t: loss * torch.nan if t == bad and context.step >= at else loss for t, loss in losses.items()}
