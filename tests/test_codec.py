@@ -16,8 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from forkmerge import codec
-from forkmerge.codec import JSON, Damage, pack, plain, read_tensors, seal, unpack, unseal, write_tensors
+from forkmerge import codec, disk
+from forkmerge.codec import JSON, pack, plain, seal, unpack
+from forkmerge.disk import Damage, read_tensors, unseal, write_tensors
 from forkmerge.errors import StoreError
 
 DTYPES = [
@@ -152,6 +153,12 @@ def test_a_parameter_comes_back_as_a_plain_tensor_without_a_graph() -> None:
     back = round_trip([weight, weight * 2])
     assert [type(item) for item in back] == [Tensor, Tensor]
     assert not any(item.requires_grad for item in back)
+
+
+def test_a_lazily_conjugated_tensor_comes_back_conjugated() -> None:
+    lazy = make_tensor(torch.complex128, (3,)).conj()
+    assert lazy.is_conj()
+    assert identical(round_trip(lazy), lazy.resolve_conj())
 
 
 class Colour(enum.IntEnum):
@@ -297,6 +304,7 @@ def test_a_tensor_file_keeps_views_that_overlap_or_are_lazy(tmp_path: Path) -> N
         "empty inside": row[4:4],
         "conjugate": pairs.conj(),
         "imaginary": pairs.conj().imag,
+        "negative": torch._neg_view(torch.arange(3.0)),
         "channels last": torch.arange(16.0).reshape(1, 2, 2, 4).to(memory_format=torch.channels_last),
     }
     write_tensors(tmp_path / "t.safetensors", written)
@@ -310,7 +318,7 @@ def test_neighbouring_views_of_one_row_are_written_without_a_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row, given = torch.arange(12.0), {}
-    monkeypatch.setattr(codec, "_save_tensors", lambda path, tensors: (given.update(tensors), path.touch()))
+    monkeypatch.setattr(disk, "_save_tensors", lambda path, tensors: (given.update(tensors), path.touch()))
     write_tensors(tmp_path / "t.safetensors", {"a": row[:4], "b": row[4:9], "c": row[9:]})
     offsets = {name: part.data_ptr() - row.data_ptr() for name, part in given.items()}
     assert offsets == {"a": 0, "b": 16, "c": 36}

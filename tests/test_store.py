@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 
-from forkmerge import codec
+from forkmerge import codec, disk
 from forkmerge.errors import StoreError
 from forkmerge.store import NoStore, RunFolder, list_runs, status, write_atomically
 
@@ -81,7 +81,7 @@ class Faults:
         self.at, self.count, self.mode = -1, 0, "before"
         self.error: BaseException = Killed()
         for name in ("write", "_save_tensors", "_fsync", "_rename"):
-            monkeypatch.setattr(codec, name, self._wrapped(name, getattr(codec, name)))
+            monkeypatch.setattr(disk, name, self._wrapped(name, getattr(disk, name)))
 
     def arm(self, at: int, mode: str, error: BaseException) -> None:
         self.at, self.count, self.mode, self.error = at, 0, mode, error
@@ -138,7 +138,7 @@ def abandon(folder: RunFolder) -> None:
     folder._lock.close()
 
 
-def test_a_checkpoint_comes_back_bitwise_in_another_process_s_place(tmp_path: Path) -> None:
+def test_a_checkpoint_comes_back_bitwise_with_its_config_and_record(tmp_path: Path) -> None:
     make_run(tmp_path / "run", 3)
     with RunFolder.open(tmp_path / "run") as folder:
         assert folder.config == CONFIG
@@ -178,13 +178,13 @@ def test_every_file_is_synced_before_its_folder_gets_a_name_and_the_manifest_com
     events: list[tuple[str, Any]] = []
 
     def spy(name: str, key: Callable[..., Any]) -> None:
-        real = getattr(codec, name)
+        real = getattr(disk, name)
 
         def call(*arguments: Any) -> None:
             events.append((name, key(*arguments)))
             real(*arguments)
 
-        monkeypatch.setattr(codec, name, call)
+        monkeypatch.setattr(disk, name, call)
 
     folder = RunFolder.create(tmp_path / "run", {})
     folder.record({"step": 1})
@@ -614,6 +614,15 @@ def test_the_lock_also_holds_inside_one_process_and_is_released_by_close(tmp_pat
     folder.close()
     folder.close()
     RunFolder.open(tmp_path / "run").close()
+
+
+def test_close_releases_the_lock_even_if_a_forked_worker_holds_a_copy_of_it(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", {})
+    assert folder._lock is not None
+    copy = os.dup(folder._lock.fileno())
+    folder.close()
+    RunFolder.open(tmp_path / "run").close()
+    os.close(copy)
 
 
 def test_asking_for_the_status_does_not_keep_a_run_from_starting(tmp_path: Path) -> None:

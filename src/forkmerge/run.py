@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import json
-import math
 import os
 import platform
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,8 @@ from typing import Any
 import numpy
 import torch
 from torch import nn
+
+from forkmerge.codec import encode, plain
 
 
 @dataclass(frozen=True)
@@ -146,9 +147,8 @@ class Run:
         """Return the run as strict JSON data; numbers that are not finite become None."""
         data = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "model"}
         data["rounds"] = [asdict(r) for r in self.rounds]
-        cleaned = finite(data)
-        assert isinstance(cleaned, dict)
-        return cleaned
+        written: dict[str, Any] = json.loads(encode(plain(data)))
+        return written
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Run:
@@ -197,19 +197,6 @@ def show_metrics(metrics: Mapping[str, float | None]) -> str:
     return ", ".join(f"{name} {_number(value)}" for name, value in metrics.items())
 
 
-def finite(value: Any) -> Any:
-    """Replace numbers that are not finite by None, all the way down: strict JSON has no NaN."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    if value is None or isinstance(value, str | bool | int):
-        return value
-    return repr(value)
-
-
 def environment(threads: int, device: torch.device) -> dict[str, Any]:
     """Return the facts that a run's bits depend on."""
     from forkmerge import __version__
@@ -225,8 +212,3 @@ def environment(threads: int, device: torch.device) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "threads": threads,
     }
-
-
-def to_line(event: Mapping[str, Any]) -> str:
-    """Return an event as one line of strict JSON."""
-    return json.dumps(finite(event), allow_nan=False)

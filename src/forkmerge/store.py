@@ -23,8 +23,9 @@ from typing import Any, BinaryIO, Literal
 
 from torch import Tensor
 
-from forkmerge import codec
-from forkmerge.codec import JSON, TEMPORARY, Damage, encode, explained, pack, plain, unpack, write_atomically
+from forkmerge import disk
+from forkmerge.codec import JSON, encode, pack, plain, seal, unpack
+from forkmerge.disk import TEMPORARY, Damage, explained, write_atomically
 from forkmerge.errors import StoreError
 
 try:
@@ -74,7 +75,7 @@ class RunFolder:
             with ExitStack() as release:
                 lock = release.enter_context(_take_lock(path))
                 write_atomically(path / "config.json", encode(data, indent=2))
-                codec.sync_folder(path.parent)
+                disk.sync_folder(path.parent)
                 release.pop_all()
             return cls(path, unpack(data, {}), lock)
 
@@ -90,7 +91,7 @@ class RunFolder:
         """Append `event` as one line of strict JSON; numbers that are not finite become null (`plain`)."""
         file, line = self._writable(), encode(plain(event))
         with explained(f"append to {self.path / 'record.jsonl'}"):
-            codec.write(file, line)
+            disk.write(file, line)
 
     def save(self, value: Any, index: int) -> None:
         """Write checkpoint `index`: any nested structure that `pack` accepts.
@@ -104,7 +105,7 @@ class RunFolder:
             raise StoreError(f"checkpoint {index} is older than the newest, {newest}: call load() first.")
         self._write_state(places / f"{index:08d}", value)
         for folder in _numbered(places)[:-CHECKPOINTS_KEPT]:
-            codec.discard(folder)
+            disk.discard(folder)
 
     def load(self) -> Any | None:
         """Return the value of the newest undamaged checkpoint, or None, and make the folder match it.
@@ -124,13 +125,13 @@ class RunFolder:
                     self.warnings.append(f"skipped the damaged checkpoint {folder}: {damage}")
                     if self._record is not None:
                         aside = folder.with_name(f"{folder.name}.damaged")
-                        codec.remove(aside)
-                        codec.move(folder, aside)
+                        disk.remove(aside)
+                        disk.move(folder, aside)
             if self._record is not None:
                 for item in (*self.path.glob(f"{TEMPORARY}*"), *self.path.glob(f"*/{TEMPORARY}*")):
-                    codec.remove(item)
+                    disk.remove(item)
                 self._record.truncate(offset)
-                codec.sync(self._record)
+                disk.sync(self._record)
         return value
 
     def keep_branches(self, value: Any, index: int) -> None:
@@ -153,11 +154,11 @@ class RunFolder:
         record, data, model = self._writable(), plain(result), self.path / "model.safetensors"
         temporary = model.with_name(TEMPORARY + model.name)
         with explained(f"write {model}"):
-            codec.sync(record)
+            disk.sync(record)
             (self.path / "result.json").unlink(missing_ok=True)
-            codec.write_tensors(temporary, model_tensors)
-            files: dict[str, JSON] = {model.name: codec.fingerprint(temporary)}
-            codec.move(temporary, model)
+            disk.write_tensors(temporary, model_tensors)
+            files: dict[str, JSON] = {model.name: disk.fingerprint(temporary)}
+            disk.move(temporary, model)
         write_atomically(self.path / "result.json", encode({"format": FORMAT, "files": files, "result": data}, 2))
 
     def result(self) -> dict[str, Any] | None:
@@ -171,8 +172,8 @@ class RunFolder:
         if not path.exists():
             raise StoreError(f"{self.path} is not finished: continue it with `forkmerge resume {self.path}`.")
         try:
-            codec.verify(self.path, _read_json(path)["files"])
-            return codec.read_tensors(self.path / "model.safetensors")
+            disk.verify(self.path, _read_json(path)["files"])
+            return disk.read_tensors(self.path / "model.safetensors")
         except Damage as damage:
             raise StoreError(f"the model in {self.path} is damaged: {damage}.") from damage
 
@@ -207,24 +208,24 @@ class RunFolder:
         record, (data, tensors) = self._writable(), pack(value)
         temporary = folder.with_name(TEMPORARY + folder.name)
         with explained(f"write {folder}"):
-            codec.sync(record)
-            codec.remove(temporary)
+            disk.sync(record)
+            disk.remove(temporary)
             temporary.mkdir(parents=True)
             try:
-                codec.write_tensors(temporary / _TENSORS, tensors)
-                codec.write_file(temporary / _STATE, encode(data))
+                disk.write_tensors(temporary / _TENSORS, tensors)
+                disk.write_file(temporary / _STATE, encode(data))
                 names = (_TENSORS, _STATE)
-                files: dict[str, JSON] = {name: codec.fingerprint(temporary / name) for name in names}
+                files: dict[str, JSON] = {name: disk.fingerprint(temporary / name) for name in names}
                 offset = os.fstat(record.fileno()).st_size
-                manifest = codec.seal({"format": FORMAT, "record_offset": offset, "files": files})
-                codec.write_file(temporary / _MANIFEST, manifest)
-                codec.sync_folder(temporary)
-                codec.discard(folder)
-                codec.move(temporary, folder)
+                manifest = seal({"format": FORMAT, "record_offset": offset, "files": files})
+                disk.write_file(temporary / _MANIFEST, manifest)
+                disk.sync_folder(temporary)
+                disk.discard(folder)
+                disk.move(temporary, folder)
             except Exception:  # a full disk must not stay full
-                codec.remove(temporary)
+                disk.remove(temporary)
                 raise
-            codec.sync_folder(self.path)
+            disk.sync_folder(self.path)
 
 
 class NoStore:
@@ -296,14 +297,14 @@ def list_runs(folder: str | os.PathLike[str]) -> list[Path]:
 
 def _read_state(folder: Path, record_size: float = math.inf) -> tuple[Any, int]:
     """Return the verified value in `folder` and the size the record had when it was written."""
-    manifest = codec.unseal(folder / _MANIFEST)
+    manifest = disk.unseal(folder / _MANIFEST)
     if (found := manifest["format"]) != FORMAT:
         raise StoreError(f"{folder} has format {found}, not {FORMAT}: use the forkmerge that wrote it.")
-    codec.verify(folder, manifest["files"])
+    disk.verify(folder, manifest["files"])
     offset = int(manifest["record_offset"])
     if record_size < offset:
         raise Damage(f"record.jsonl: it holds {record_size} bytes, {offset} expected")
-    return unpack(_read_json(folder / _STATE), codec.read_tensors(folder / _TENSORS)), offset
+    return unpack(_read_json(folder / _STATE), disk.read_tensors(folder / _TENSORS)), offset
 
 
 def _read_json(path: Path) -> Any:

@@ -1,0 +1,175 @@
+"""Files that survive a kill: written under another name, synced, renamed, and verified when read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from forkmerge.codec import JSON, seal
+from forkmerge.errors import StoreError
+
+TEMPORARY = ".tmp-"  # how the name of anything unfinished begins
+
+
+class Damage(Exception):
+    """A file is not what was once written; the message names it and says why."""
+
+
+@contextmanager
+def explained(doing: str) -> Iterator[None]:
+    """Turn what the operating system refuses into a StoreError that says what was tried."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise StoreError(f"cannot {doing}: {_reason(error)}.") from error
+
+
+# Every change of the disk passes through the next four functions, which is where tests put their faults.
+
+
+def write(file: BinaryIO, data: bytes) -> None:
+    """Hand `data` to the operating system; `sync` makes it outlive a power cut."""
+    file.write(data)
+    file.flush()
+
+
+def _save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def _fsync(descriptor: int) -> None:
+    os.fsync(descriptor)
+
+
+def _rename(source: Path, target: Path) -> None:
+    os.replace(source, target)
+
+
+def sync(file: BinaryIO) -> None:
+    """Wait until all of `file` is on the disk."""
+    _fsync(file.fileno())
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write and sync a new file."""
+    with path.open("wb") as file:
+        write(file, data)
+        sync(file)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write and sync a safetensors file; only strided, overlapping or remote tensors are copied meanwhile."""
+    separate: dict[str, Tensor] = {}
+    ends: dict[torch.device, int] = {}
+    try:
+        dense = {name: t.detach().resolve_conj().resolve_neg().contiguous() for name, t in tensors.items()}
+        # safetensors refuses tensors that overlap; neighbouring views of one row do not.
+        for name, tensor in sorted(dense.items(), key=lambda item: item[1].data_ptr()):
+            overlaps = tensor.data_ptr() < ends.get(tensor.device, 0)
+            separate[name] = tensor.clone() if overlaps else tensor
+            if not overlaps:
+                ends[tensor.device] = tensor.data_ptr() + tensor.nbytes
+        _save_tensors(path, separate)
+    except (KeyError, ValueError, RuntimeError) as error:
+        raise StoreError(f"{path.name} cannot hold these tensors: {error}.") from error
+    with path.open("rb+") as file:
+        sync(file)
+
+
+def sync_folder(path: Path) -> None:
+    """Wait until the names in a folder are on the disk (Windows does that by itself)."""
+    if os.name != "nt":
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            _fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def move(source: Path, target: Path) -> None:
+    """Give a finished file or folder its name, for good."""
+    _rename(source, target)
+    sync_folder(target.parent)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replace the file `path` by `data`: after a kill it holds either the old bytes or the new ones."""
+    temporary = path.with_name(TEMPORARY + path.name)
+    with explained(f"write {path}"):
+        write_file(temporary, data)
+        move(temporary, path)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder, if there is one."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def discard(folder: Path) -> None:
+    """Remove `folder`, if there is one, never leaving half of it under its name."""
+    if folder.exists():
+        rubbish = folder.with_name(f"{TEMPORARY}old-{folder.name}")
+        remove(rubbish)
+        _rename(folder, rubbish)
+        remove(rubbish)
+
+
+def fingerprint(path: Path) -> dict[str, JSON]:
+    """Return the sha256 and the size of a file."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return {"sha256": digest.hexdigest(), "bytes": path.stat().st_size}
+
+
+def verify(folder: Path, files: Mapping[str, Mapping[str, JSON]]) -> None:
+    """Raise Damage unless each of `files` has the fingerprint it had when it was written."""
+    for name, expected in files.items():
+        try:
+            found = fingerprint(folder / name)
+        except OSError as error:
+            raise Damage(f"{name}: {_reason(error)}") from error
+        if found["bytes"] != expected["bytes"]:
+            raise Damage(f"{name}: it holds {found['bytes']} bytes, {expected['bytes']} expected")
+        if found != expected:
+            raise Damage(f"{name}: its sha256 has changed")
+
+
+def unseal(path: Path) -> dict[str, Any]:
+    """Read a file whose bytes `seal` made; raise Damage if a single bit differs."""
+    try:
+        text = path.read_bytes()
+        content = json.loads(text)["content"]
+        if seal(content) != text:
+            raise ValueError("it does not match its own checksum")
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise Damage(f"{path.name}: {_reason(error)}") from error
+    return dict(content)
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Read a safetensors file into main memory; nothing refers to the file afterwards."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise Damage(f"{path.name}: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
