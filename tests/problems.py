@@ -21,6 +21,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 import forkmerge as fm
 from forkmerge import branch as branch_module
+from forkmerge import order
 from forkmerge.run import Run
 
 TASKS = ("tgt", "aux", "odd")
@@ -284,6 +285,42 @@ def facts(run: Run) -> dict[str, Any]:
     for finished in data["rounds"]:
         finished.pop("seconds")
     return data
+
+
+def plain_loop(
+    net: Callable[[], nn.Module],
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer],
+    weights: dict[str, float],
+    steps: int,
+    *,
+    clip: float | None = None,
+    scheduler: Any = None,
+    seed: int = 0,
+) -> nn.Module:
+    """Joint training on `shared_problem` as anybody would write it, with nothing of the library but `order`."""
+    inputs, labels = examples(16, 1)
+    with order.random_state_kept():
+        order.set_random_state(order.derive(seed, "model"))
+        model = net()
+        used = optimizer(model)
+        schedule = scheduler(used) if scheduler else None
+        model.train()
+        for step in range(steps):
+            chosen = order.batch_indices(16, 8, step, seed, "all")
+            used.zero_grad()
+            order.set_random_state(order.derive(seed, "all", "forward", step))
+            features = model.body(inputs[chosen])
+            total: Tensor | None = None
+            for task, weight in weights.items():
+                loss = cross_entropy(model.heads[task](features), labels[chosen, TASKS.index(task)])
+                total = loss * weight if total is None else total + loss * weight
+            total.backward()
+            if clip is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), clip)
+            used.step()
+            if schedule:
+                schedule.step()
+    return model
 
 
 class Stopped(BaseException):

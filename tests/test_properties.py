@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 import forkmerge as fm
-from forkmerge import order
 from forkmerge.branch import train_branch
 from forkmerge.merging import blend_weights, find_merge
 from forkmerge.state import State
@@ -30,10 +29,10 @@ from problems import (
     conv_net,
     domains_problem,
     evaluation,
-    examples,
     facts,
     fit,
     noisy_net,
+    plain_loop,
     plain_net,
     same_bits,
     seeded,
@@ -178,40 +177,6 @@ class TestWhatAMergeKeeps:
             fm.merge_states({"a": one, "b": other}, {"a": 0.5, "b": 0.5})
 
 
-def plain_loop(
-    net: Callable[[], nn.Module],
-    optimizer: Callable[[nn.Module], torch.optim.Optimizer],
-    weights: dict[str, float],
-    steps: int,
-    clip: float | None = None,
-    scheduler: Any = None,
-) -> nn.Module:
-    """Joint training as anybody would write it, with nothing of the library but `order`."""
-    inputs, labels = examples(16, 1)
-    with order.random_state_kept():
-        order.set_random_state(order.derive(SEED, "model"))
-        model = net()
-    used = optimizer(model)
-    schedule = scheduler(used) if scheduler else None
-    model.train()
-    for step in range(steps):
-        chosen = order.batch_indices(16, 8, step, SEED, "all")
-        used.zero_grad()
-        order.set_random_state(order.derive(SEED, "all", "forward", step))
-        features = model.body(inputs[chosen])
-        total: Tensor | None = None
-        for task, weight in weights.items():
-            loss = nn.functional.cross_entropy(model.heads[task](features), labels[chosen, TASKS.index(task)])
-            total = loss * weight if total is None else total + loss * weight
-        total.backward()
-        if clip is not None:
-            nn.utils.clip_grad_norm_(model.parameters(), clip)
-        used.step()
-        if schedule:
-            schedule.step()
-    return model
-
-
 WEIGHTS = {"tgt": 1.0, "aux": 0.7, "odd": 0.25}
 
 
@@ -220,19 +185,16 @@ class TestOneBranch:
     @pytest.mark.parametrize("optimizer", [SGD, ADAM])
     def test_forkmerge_with_one_branch_is_plain_joint_training_bit_for_bit(self, net: Any, optimizer: Any) -> None:
         ours = fit(fm.ForkMerge({"joint": WEIGHTS}, interval=5), net=net, optimizer=optimizer, seed=SEED)
-        with order.random_state_kept():
-            assert same_bits(ours, plain_loop(net, optimizer, WEIGHTS, 12))
+        assert same_bits(ours, plain_loop(net, optimizer, WEIGHTS, 12, seed=SEED))
 
     def test_so_is_joint_with_clipping_and_a_schedule(self) -> None:
         schedule = fm.SchedulerOf("CosineAnnealingLR", T_max=12)
         ours = fit(fm.Joint(WEIGHTS), net=noisy_net, seed=SEED, clip_norm=0.5, scheduler=schedule)
-        with order.random_state_kept():
-            assert same_bits(ours, plain_loop(noisy_net, SGD, WEIGHTS, 12, 0.5, schedule))
+        assert same_bits(ours, plain_loop(noisy_net, SGD, WEIGHTS, 12, clip=0.5, scheduler=schedule, seed=SEED))
 
     def test_single_task_is_the_loop_over_the_target_alone(self) -> None:
         ours = fit(fm.SingleTask(), net=noisy_net, seed=SEED)
-        with order.random_state_kept():
-            assert same_bits(ours, plain_loop(noisy_net, SGD, {"tgt": 1.0}, 12))
+        assert same_bits(ours, plain_loop(noisy_net, SGD, {"tgt": 1.0}, 12, seed=SEED))
 
 
 class TestCopies:

@@ -68,6 +68,11 @@ class Training:
     paired: bool = True
 
     def __post_init__(self) -> None:
+        if not callable(self.optimizer):
+            raise ProblemError(
+                f"optimizer must be a function of the model that returns an optimizer, such as "
+                f"OptimizerOf('Adam', lr=1e-3), got {self.optimizer!r}."
+            )
         if self.precision not in ("float32", "bfloat16", "float16"):
             raise ProblemError(f"precision must be float32, bfloat16 or float16, got {self.precision!r}.")
         if not isinstance(self.accumulate, int) or self.accumulate < 1:

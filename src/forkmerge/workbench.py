@@ -8,6 +8,7 @@ is stored with a branch only once it differs from the module's own.
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -47,6 +48,7 @@ class Workbench:
         if not self.layout.places:
             raise ProblemError("the model has no trainable parameter: nothing could be trained or merged.")
         self.optimizer = optimizer if isinstance(optimizer, Optimizer) else make_optimizer(optimizer, model)
+        check_optimizer(self.optimizer, model)
         self.scheduler = make_scheduler(scheduler, self.optimizer)
         self.scaler = scaler or torch.amp.GradScaler("cpu", enabled=False)
         self.own_buffers = {name: buffer.clone() for _, _, name, buffer in self._buffers()}
@@ -179,6 +181,11 @@ class Workbench:
         place, parameter = self.layout.places[index], self.layout.parameters[index]
         if not isinstance(value, Tensor) or value.shape != parameter.shape or key == "step":
             return False
+        if value.layout != torch.strided:
+            raise ProblemError(
+                f"the optimizer keeps a sparse {key!r} for the sparse gradients of {place.name!r}, which cannot be "
+                "merged or saved: use sparse=False, or an optimizer without it, e.g. SparseAdam or plain SGD."
+            )
         name = f"{key}/{place.row}"
         if name not in state.optimizer_rows:
             state.optimizer_rows[name] = self.layout.new_row(place.row, value.dtype, value)
@@ -218,16 +225,24 @@ def check_module(model: nn.Module) -> None:
 
 
 def make_optimizer(factory: OptimizerFactory, model: nn.Module) -> Optimizer:
-    """Call the user's factory and check what comes back."""
-    if not callable(factory):
-        raise ProblemError(f"optimizer must be a function of the model that returns an optimizer, got {factory!r}.")
+    """Call the user's factory and check that an optimizer comes back which a plain step can drive."""
     optimizer = factory(model)
     if not isinstance(optimizer, Optimizer):
         raise ProblemError(f"the optimizer factory must return a torch.optim.Optimizer, got {optimizer!r}.")
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise ProblemError(
+            f"{type(optimizer).__name__} needs a closure in every step, which fit does not pass: take another "
+            "optimizer, or write the loop yourself with fm.fork."
+        )
+    return optimizer
+
+
+def check_optimizer(optimizer: Optimizer, model: nn.Module) -> None:
+    """Refuse an optimizer of another model's parameters: the model given would never move."""
     known = {id(parameter) for parameter in model.parameters()}
     if any(id(p) not in known for group in optimizer.param_groups for p in group["params"]):
         raise ProblemError("the optimizer holds parameters that are not the model's: build it from the model given.")
-    return optimizer
 
 
 def make_scheduler(factory: SchedulerFactory | LRScheduler | None, optimizer: Optimizer) -> LRScheduler | None:
