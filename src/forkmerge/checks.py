@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import Subset
 
 from forkmerge.branch import Mixture, Training
 from forkmerge.errors import ProblemError, unknown_name
@@ -47,6 +49,8 @@ def check_run(problem: Problem, model: nn.Module, training: Training, settings: 
             for name, stream in problem.stream_map.items():
                 check_stream(name, stream, model, [*mixtures, *probes], training, seed)
             measure(model, problem.target_validation, seed=seed)  # a metric that fails should fail now
+            if settings.refit:
+                check_union(problem, model, training, seed)
     finally:
         for buffer, value in saved:
             buffer.copy_(value)
@@ -78,6 +82,23 @@ def check_stream(
     finally:
         model.train(was_training)
     check_losses(name, tasks, losses)
+
+
+def check_union(problem: Problem, model: nn.Module, training: Training, seed: int) -> None:
+    """Try one training and one validation example in one batch, as a refit will mix them."""
+    mixture = Mixture("refit", {problem.target: 1.0})
+    try:
+        union = problem.with_validation_labels()
+        for name, stream in union.stream_map.items():
+            if problem.target in stream.tasks:
+                size = len(problem.stream_map[name].dataset)  # type: ignore[arg-type]  # checked by Problem
+                pair = Subset(stream.dataset, [size - 1, size])
+                check_stream(name, replace(stream, dataset=pair, batch_size=2), model, [mixture], training, seed)
+    except (ProblemError, RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
+        raise ProblemError(
+            f"refit=True trains on the validation examples too, but the stream of {problem.target!r} cannot read them "
+            f"({error}). Give Evaluation(as_training=…), the same examples in the stream's own form, or refit=False."
+        ) from error
 
 
 def check_losses(name: str, tasks: list[str], losses: Any) -> None:

@@ -68,10 +68,9 @@ class Recipe:
             self.problem,
             model=self.model,
             optimizer=self.optimizer,
-            steps=self.steps,
             source=self.source,
             rebuild=rebuild,
-            **{**self.options, **options},
+            **{"steps": self.steps, **self.options, **options},
         )
 
 
@@ -155,11 +154,13 @@ def algorithm_from(value: str | Mapping[str, Any], default: Algorithm) -> Algori
 
 
 def _merge(settings: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Override keys, and inside tables single entries."""
+    """Override keys, and inside tables single entries; a table that names something else replaces the old one."""
     merged = dict(settings)
     for key, value in overrides.items():
         old = merged.get(key)
-        merged[key] = {**old, **value} if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+        if isinstance(old, Mapping) and isinstance(value, Mapping) and value.get("name") in (None, old.get("name")):
+            value = {**old, **value}
+        merged[key] = value
     return merged
 
 

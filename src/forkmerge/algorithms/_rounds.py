@@ -58,6 +58,8 @@ class Rounds:
     def run(self) -> Progress:
         """Run to the end and return the final progress, whose `merged` is the model to return."""
         value = self.store.load()
+        for text in self.store.warnings:
+            self.observe({"event": "warning", "text": text})
         if value is None:
             self._begin()
         else:
@@ -104,6 +106,7 @@ class Rounds:
             self.bench.place(state)
         if self.progress.reference:
             self.judge.set_reference(self.progress.reference)
+        self._tell("resume")
 
     def _probe(self, initial: State) -> dict[str, float]:
         """Score a short run of every probe; most constructors have none."""
@@ -139,8 +142,8 @@ class Rounds:
         if finished is None:
             self._give_up_refit()
             return
-        progress.rounds.append(finished)
         self._emit("round", **asdict(finished))
+        progress.rounds.append(finished)
         progress.next_round()
         self._save()
 
@@ -276,6 +279,15 @@ class Rounds:
     def _save(self) -> None:
         self.progress.saves += 1
         self.store.save(self.progress.to_value(), self.progress.saves)
+        self._tell("checkpoint")
+
+    def _tell(self, event: str) -> None:
+        """Tell the observer what is still to be trained; the record, which a resume cuts back, has no use for it."""
+        progress = self.progress
+        names = [mixture.name for mixture in progress.mixtures]
+        place = {"phase": progress.phase, "round": len(progress.rounds) + 1, "step": progress.step}
+        floor = ["floor"] if progress.floor is not None else []
+        self.observe({"event": event, **place, "until": self._last_step(), "branches": names + floor})
 
 
 def branches_of(settings: Settings, problem: Problem, probes: Mapping[str, float]) -> list[Mixture]:
