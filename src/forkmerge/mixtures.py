@@ -100,6 +100,12 @@ class NestedTopK(Mixtures):
     probe_steps: int
     sizes: Sequence[int] | None = None
 
+    def __post_init__(self) -> None:
+        if not _is_count(self.probe_steps):
+            raise ProblemError(f"probe_steps must be a positive integer, got {self.probe_steps!r}.")
+        if self.sizes is not None and not all(map(_is_count, self.sizes)):
+            raise ProblemError(f"sizes must be positive integers, got {self.sizes!r}.")
+
     def probes(self, problem: Problem) -> list[Mixture]:
         """Return the ranking runs, target + one auxiliary each."""
         return [_with(problem, task, [task]) for task in problem.auxiliaries]
@@ -108,7 +114,13 @@ class NestedTopK(Mixtures):
         """Return the nested branches, auxiliaries in descending order of their probe's score."""
         ranked = sorted(problem.auxiliaries, key=lambda task: -probe_scores[task])
         sizes = self.sizes if self.sizes is not None else range(1, len(ranked) + 1)
+        if max(sizes, default=0) > len(ranked):
+            raise ProblemError(f"sizes asks for the top {max(sizes)} of only {len(ranked)} auxiliary tasks.")
         return [_alone(problem), *(_with(problem, f"top {size}", ranked[:size]) for size in sizes)]
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def _alone(problem: Problem) -> Mixture:
