@@ -13,7 +13,7 @@ from torch.utils.data import Subset
 from forkmerge.branch import Mixture, Training
 from forkmerge.errors import ProblemError, unknown_name
 from forkmerge.feed import batches, move
-from forkmerge.mixtures import check_mixtures, is_target_only, scale_auxiliaries
+from forkmerge.mixtures import check_mixtures, reference_branch, scale_auxiliaries
 from forkmerge.order import derive, random_state_kept, set_random_state
 from forkmerge.problem import Context, Problem, Stream
 from forkmerge.scoring import Criterion, device_of, measure
@@ -38,10 +38,15 @@ def check_run(problem: Problem, model: nn.Module, training: Training, settings: 
     criterion = Criterion(directions)
     if settings.reference is not None:
         criterion.with_reference(settings.reference)
-    elif criterion.needs_reference and not any(is_target_only(m, problem.target) for m in mixtures):
+    elif criterion.needs_reference and reference_branch(mixtures, problem.target) is None:
         raise ProblemError(
             f"the target has {len(directions)} metrics and no branch trains on it alone: pass "
             "reference={metric: value} to compare with, or add a branch with the target only."
+        )
+    elif criterion.needs_reference and probes:
+        raise ProblemError(
+            f"the target has {len(directions)} metrics, and ranking runs are scored before round 1 gives values to "
+            "compare with: pass reference={metric: value}."
         )
     saved = [(buffer, buffer.clone()) for buffer in model.buffers()]
     try:

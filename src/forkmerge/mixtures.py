@@ -140,6 +140,13 @@ def is_target_only(mixture: Mixture, target: str) -> bool:
     return [task for task, weight in mixture.task_weights.items() if weight > 0] == [target]
 
 
+def reference_branch(mixtures: Sequence[Mixture], target: str) -> int | None:
+    """Return the branch that several metrics are compared with: the target-only one, or the only one there is."""
+    if len(mixtures) == 1:
+        return 0
+    return next((i for i, mixture in enumerate(mixtures) if is_target_only(mixture, target)), None)
+
+
 def scale_auxiliaries(mixture: Mixture, target: str, factor: float) -> Mixture:
     """Multiply every auxiliary weight, so that the best λ lies in [0, 1] (section 4.1 of the paper)."""
     weights = {task: w if task == target else w * factor for task, w in mixture.task_weights.items()}

@@ -13,7 +13,7 @@ from forkmerge.algorithms._progress import Progress, Snapshot
 from forkmerge.algorithms._settings import Settings
 from forkmerge.branch import Mixture
 from forkmerge.execution import Crew, Segment
-from forkmerge.mixtures import ALONE, check_mixtures, is_target_only, scale_auxiliaries
+from forkmerge.mixtures import ALONE, check_mixtures, reference_branch, scale_auxiliaries
 from forkmerge.problem import Problem
 from forkmerge.run import Round
 from forkmerge.state import State
@@ -203,10 +203,10 @@ class Rounds:
                 progress.snapshots[mixture.name] = Snapshot(score, mark, state.weights())
 
     def _fix_reference(self) -> None:
-        """Let the target-only branch of round 1 be what several metrics are compared with."""
+        """Let the target-only, or the only, branch of round 1 be what several metrics are compared with."""
         if self.judge.criterion.needs_reference:
-            mixtures = self.progress.mixtures
-            index = next(i for i, mixture in enumerate(mixtures) if is_target_only(mixture, self.target))
+            index = reference_branch(self.progress.mixtures, self.target)
+            assert index is not None  # checked before training
             self.progress.reference = self.judge.metrics(self.progress.branches[index])
             self.judge.set_reference(self.progress.reference)
 
