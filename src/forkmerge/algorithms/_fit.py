@@ -194,7 +194,7 @@ def _to_run(
 ) -> Run:
     outcome = progress.outcome
     final = outcome.get("final", "refit")
-    if len(progress.rounds[0].branches) == 1 and final in ("last merge", "best merge"):
+    if progress.rounds and len(progress.rounds[0].branches) == 1 and final in ("last merge", "best merge"):
         final = final.replace("merge", "step") if final == "last merge" else "best validation"
     seconds: dict[str, float] = {}
     for finished in progress.rounds:

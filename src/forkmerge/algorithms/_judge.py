@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 
@@ -60,7 +61,12 @@ class Judge:
         return values
 
     def score(self, state: State, *, remeasure: bool = True) -> float:
-        """Return the score on all validation examples; a state already measured in this round may be trusted."""
+        """Return the score on all validation examples; a state already measured in this round may be trusted.
+
+        Weights that are not finite score −∞, whatever a metric makes of them: the accuracy of NaN is a number.
+        """
+        if not state.is_finite():
+            return -math.inf
         known = {} if remeasure else self.known_metrics(state)
         return self.criterion.score(known or self.metrics(state))
 

@@ -170,10 +170,11 @@ class Rounds:
             states.append(progress.floor)
         untouched: set[str] | None = None
         for index, result in enumerate(self.crew.train(segments, states)):
-            name = segments[index].mixture.name if index < len(progress.branches) else "floor"
-            if name == "floor":
+            name = "floor"
+            if index == len(progress.branches):
                 progress.floor = result.state
             else:
+                name = progress.mixtures[index].name
                 progress.branches[index] = result.state
                 progress.add_losses(name, result.losses, steps)
                 untouched = set(result.untouched) if untouched is None else untouched & set(result.untouched)
