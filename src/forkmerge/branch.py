@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from forkmerge.errors import ProblemError, check_name
-from forkmerge.feed import batches, move
-from forkmerge.order import derive, pick_task, random_state_kept, set_random_state
-from forkmerge.problem import Context, Problem, Stream
+from forkmerge.loop import Loop
+from forkmerge.methods._base import Method
+from forkmerge.order import derive, random_state_kept
+from forkmerge.problem import Problem
 from forkmerge.scoring import device_of
 from forkmerge.state import State
 from forkmerge.workbench import OptimizerFactory, SchedulerFactory, Workbench
@@ -56,6 +56,10 @@ class Training:
         channels_last: Keep convolution weights in channels-last memory format.
         loader_workers: Processes that read examples; the run's bits do not depend on it.
         paired: Whether branches see the same batches (True), or each its own.
+        method: How the tasks of a branch are combined; None sums their weighted losses. A branch with one task
+            needs none.
+        gradients: Where gradient methods compare tasks: at the shared "parameters", or, approximately and cheaper,
+            at the declared "representation".
     """
 
     optimizer: OptimizerFactory
@@ -66,6 +70,8 @@ class Training:
     channels_last: bool = False
     loader_workers: int = 0
     paired: bool = True
+    method: Method | None = None
+    gradients: Literal["parameters", "representation"] = "parameters"
 
     def __post_init__(self) -> None:
         if not callable(self.optimizer):
@@ -81,6 +87,10 @@ class Training:
             raise ProblemError(f"clip_norm must be positive, got {self.clip_norm!r}.")
         if not isinstance(self.loader_workers, int) or self.loader_workers < 0:
             raise ProblemError(f"loader_workers must be an integer ≥ 0, got {self.loader_workers!r}.")
+        if self.gradients not in ("parameters", "representation"):
+            raise ProblemError(f"gradients must be 'parameters' or 'representation', got {self.gradients!r}.")
+        if self.gradients == "representation" and self.accumulate > 1:
+            raise ProblemError("gradients='representation' combines one micro-batch per step: use accumulate=1.")
 
     def bench(self, model: torch.nn.Module) -> Workbench:
         """Return the workbench that trains `model` this way."""
@@ -105,12 +115,14 @@ class BranchResult:
         losses: Mean unweighted loss per task over the segment's batches that had one.
         seconds: Wall time.
         untouched: Trainable parameters that got no gradient in the segment's first step.
+        reports: How often a task's gradient was "zero" or "not finite" under a gradient method, by task.
     """
 
     state: State
     losses: dict[str, float]
     seconds: float
     untouched: list[str] = field(default_factory=list)
+    reports: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
 def train_branch(
@@ -139,7 +151,8 @@ def train_branch(
     """
     started = time.perf_counter()
     order_seed = seed if training.paired else derive(seed, "branch", mixture.name)
-    loop = _Loop(bench, problem, mixture, training, order_seed, range(state.step, state.step + steps))
+    span = range(state.step, state.step + steps)
+    loop = Loop(bench, problem, mixture, training, order_seed, span, state.method)
     bench.attach(state)
     bench.model.train()
     with random_state_kept():
@@ -147,91 +160,4 @@ def train_branch(
     bench.drop_gradients()
     bench.capture(state)
     state.step += steps
-    return BranchResult(state, loop.mean_losses(), time.perf_counter() - started, loop.untouched)
-
-
-class _Loop:
-    """The steps of one segment."""
-
-    def __init__(
-        self, bench: Workbench, problem: Problem, mixture: Mixture, training: Training, seed: int, steps: range
-    ) -> None:
-        self.bench, self.problem, self.mixture = bench, problem, mixture
-        self.training, self.seed, self.steps = training, seed, steps
-        self.device = device_of(bench.model)
-        self.losses: dict[str, list[Tensor]] = {}
-        self.untouched: list[str] = []
-
-    def run(self) -> None:
-        plan = [self._tasks_of(step) for step in self.steps]
-        feeds = {name: self._feed(name, stream, plan) for name, stream in self.problem.stream_map.items()}
-        for step, weights in zip(self.steps, plan, strict=True):
-            self.bench.optimizer.zero_grad(set_to_none=True)
-            has_loss = False
-            for micro in range(self.training.accumulate):
-                has_loss |= self._backward(feeds, weights, step, step * self.training.accumulate + micro)
-            if step == self.steps.start:
-                self.untouched = self._without_gradient()
-            self._update(has_loss)
-
-    def _tasks_of(self, step: int) -> dict[str, float]:
-        """The tasks a step trains on, and the weight of each loss."""
-        active = self.mixture.active(self.problem.tasks)
-        weights = {task: float(self.mixture.task_weights[task]) for task in active}
-        if self.problem.weights == "loss":
-            return weights
-        return {pick_task(active, list(weights.values()), self.seed, step): 1.0}
-
-    def _feed(self, name: str, stream: Stream, plan: list[dict[str, float]]) -> Iterator[Any]:
-        accumulate = self.training.accumulate
-        positions = [
-            step * accumulate + micro
-            for step, weights in zip(self.steps, plan, strict=True)
-            if any(task in weights for task in stream.tasks)
-            for micro in range(accumulate)
-        ]
-        return batches(name, stream, positions, self.seed, self.training.loader_workers if positions else 0)
-
-    def _backward(self, feeds: dict[str, Iterator[Any]], weights: dict[str, float], step: int, position: int) -> bool:
-        """Add the gradient of one micro-batch's weighted losses; False if it had no label for any task."""
-        total: Tensor | None = None
-        for name, stream in self.problem.stream_map.items():
-            tasks = [task for task in stream.tasks if task in weights]
-            if not tasks:
-                continue
-            batch = move(next(feeds[name]), self.device)
-            call_seed = derive(self.seed, name, "forward", position)
-            set_random_state(call_seed)
-            with self.training.autocast(self.device):
-                losses = stream.losses(self.bench.model, batch, tasks, Context(step, call_seed))
-                for task in tasks:
-                    loss = losses.get(task)
-                    if loss is None:
-                        continue
-                    # Stays on the device: the only read-back of a segment is in mean_losses.
-                    self.losses.setdefault(task, []).append(loss.detach())
-                    factor = weights[task] / self.training.accumulate
-                    weighted = loss if factor == 1 else loss * factor
-                    total = weighted if total is None else total + weighted
-        if total is None:
-            return False
-        self.bench.scaler.scale(total).backward()
-        return True
-
-    def _update(self, has_loss: bool) -> None:
-        optimizer, scaler = self.bench.optimizer, self.bench.scaler
-        if has_loss and self.training.clip_norm is not None:
-            scaler.unscale_(optimizer)
-            torch.nn.utils.clip_grad_norm_(self.bench.layout.parameters, self.training.clip_norm)
-        if has_loss or not scaler.is_enabled():  # an enabled scaler refuses a step without gradients
-            scaler.step(optimizer)
-            scaler.update()
-        if self.bench.scheduler is not None:
-            self.bench.scheduler.step()
-
-    def _without_gradient(self) -> list[str]:
-        pairs = zip(self.bench.layout.places, self.bench.layout.parameters, strict=True)
-        return [place.name for place, parameter in pairs if parameter.grad is None]
-
-    def mean_losses(self) -> dict[str, float]:
-        return {task: torch.stack(losses).float().mean().item() for task, losses in self.losses.items()}
+    return BranchResult(state, loop.mean_losses(), time.perf_counter() - started, loop.untouched, loop.reports)

@@ -5,14 +5,16 @@ Both are `concurrent.futures.Executor`s, and give the same bits for the same num
 
 from __future__ import annotations
 
+import os
 import pickle
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from typing import Any
 
 import safetensors.torch
@@ -104,12 +106,12 @@ class Crew:
         ]
         for future in futures:
             try:
-                wire, losses, seconds, untouched = future.result()
+                wire, losses, seconds, untouched, reports = future.result()
             except BrokenProcessPool:
                 raise ProblemError(
                     "a worker process died (out of memory?). The run folder is intact: resume it, with fewer workers."
                 ) from None
-            yield BranchResult(self.bench.place(from_wire(wire)), losses, seconds, untouched)
+            yield BranchResult(self.bench.place(from_wire(wire)), losses, seconds, untouched, reports)
 
     def _train_here(self, segment: Segment, state: State) -> BranchResult:
         job = self.job
@@ -169,6 +171,7 @@ _worker: Crew | None = None  # set once per worker process by its initializer
 def _start_worker(payload: bytes) -> None:
     global _worker
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends the run
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     job: Job = pickle.loads(payload)  # noqa: TID251 - sent by our own parent process, never read from a file
     if job.rebuild is not None:
         job.problem = job.rebuild()
@@ -176,11 +179,19 @@ def _start_worker(payload: bytes) -> None:
     _worker = Crew(job, job.training.bench(job.model), Serial())
 
 
-def _train_in_worker(segment: Segment, wire: tuple[Any, bytes]) -> tuple[Any, dict[str, float], float, list[str]]:
+def _end_with_parent() -> None:
+    """Wait for the parent's end: killed outright, it cannot end its workers, which would wait for work for ever."""
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _train_in_worker(segment: Segment, wire: tuple[Any, bytes]) -> tuple[Any, ...]:
     assert _worker is not None
     state = _worker.bench.place(from_wire(wire))
     result = _worker._train_here(segment, state)
-    return to_wire(result.state), result.losses, result.seconds, result.untouched
+    return to_wire(result.state), result.losses, result.seconds, result.untouched, result.reports
 
 
 def to_wire(state: State) -> tuple[Any, bytes]:

@@ -45,15 +45,31 @@ class Context:
     Args:
         step: The global step.
         seed: The seed of this call; `generator` and the global random states are derived from it.
+        cuts: Where declared representations are noted; None where nobody needs them.
     """
 
     step: int
     seed: int
+    cuts: list[tuple[Tensor, Tensor]] | None = None
 
     @cached_property
     def generator(self) -> torch.Generator:
         """A CPU generator of this call's own: a pure function of seed, stream, step and micro-batch."""
         return torch.Generator().manual_seed(derive(self.seed, "generator"))
+
+    def shared(self, representation: Tensor) -> Tensor:
+        """Declare the representation that the heads of all tasks of this batch start from, and return it.
+
+        Gradient methods then pass through every head once and through the encoder once per task. Without it they
+        take a full backward pass per task; the result is the same.
+
+        Example: `z = context.shared(model.encoder(x))`, then every head on `z`.
+        """
+        if self.cuts is None or not representation.requires_grad:
+            return representation
+        leaf = representation.detach().requires_grad_()
+        self.cuts.append((representation, leaf))
+        return leaf
 
 
 @dataclass(frozen=True)

@@ -89,6 +89,7 @@ class State:
         groups: The optimizer's parameter groups without their parameters.
         scheduler: The learning-rate scheduler's state.
         scaler: The gradient scaler's state.
+        method: The state of the method that combines tasks; a branch's own, never merged.
     """
 
     step: int
@@ -100,6 +101,7 @@ class State:
     groups: list[dict[str, Any]] = field(default_factory=list)
     scheduler: dict[str, Any] = field(default_factory=dict)
     scaler: dict[str, Any] = field(default_factory=dict)
+    method: dict[str, Any] = field(default_factory=dict)
 
     def clone(self) -> State:
         """Return an independent copy."""

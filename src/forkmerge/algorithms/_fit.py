@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -22,6 +22,7 @@ from forkmerge.branch import Precision, Training
 from forkmerge.checks import check_run
 from forkmerge.errors import ProblemError, StoreError
 from forkmerge.execution import Job, open_crew
+from forkmerge.methods import method_from
 from forkmerge.order import derive, random_state_kept, set_random_state
 from forkmerge.problem import Problem
 from forkmerge.run import Run, environment
@@ -53,6 +54,7 @@ class Algorithm(ABC):
         channels_last: bool = False,
         loader_workers: int = 0,
         paired: bool = True,
+        gradients: Literal["parameters", "representation"] = "parameters",
         seed: int = 0,
         workers: int = 1,
         threads: int | None = None,
@@ -77,6 +79,8 @@ class Algorithm(ABC):
             channels_last: Keep convolution weights in channels-last memory format.
             loader_workers: Processes that read examples.
             paired: Whether all branches see the same batches.
+            gradients: Where gradient methods compare tasks: at the shared "parameters", or, approximately and
+                cheaper, at the declared "representation".
             seed: Of the model's initialisation (where `model` makes it), the data order and all randomness.
             workers: Processes that train branches; 1 trains them here, one after the other.
             threads: Threads per branch; None divides torch's number by `workers`. The bits depend on it.
@@ -87,13 +91,22 @@ class Algorithm(ABC):
             source: Where a recipe came from, so that `forkmerge resume` can find it again.
             rebuild: Makes the problem anew in worker processes instead of pickling it.
         """
+        settings, sealed = self.settings(problem), problem.sealed()
         training = Training(
-            optimizer, scheduler, clip_norm, accumulate, precision, channels_last, loader_workers, paired
+            optimizer=optimizer,
+            scheduler=scheduler,
+            clip_norm=clip_norm,
+            accumulate=accumulate,
+            precision=precision,
+            channels_last=channels_last,
+            loader_workers=loader_workers,
+            paired=paired,
+            method=method_from(settings.method),
+            gradients=gradients,
         )
         for name, value in (("steps", steps), ("workers", workers)):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ProblemError(f"{name} must be a positive integer, got {value!r}.")
-        settings, sealed = self.settings(problem), problem.sealed()
         module = build_model(model, seed)
         if settings.keep_branches and folder is None:
             raise ProblemError("keep_branches=True needs a folder to keep them in: pass folder=….")

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from forkmerge.algorithms._fit import Algorithm
 from forkmerge.algorithms._settings import Settings
 from forkmerge.branch import Mixture
+from forkmerge.methods import Method, method_from
 from forkmerge.mixtures import ALONE, Given
 from forkmerge.problem import Problem
 from forkmerge.searches import Fixed
@@ -44,6 +45,7 @@ class ForkMerge(Settings, Algorithm):
         refit: Replay the run found, without any search, on training ∪ validation data of the target.
         floor: Also train an unmerged target-only run, and return it if it validates better.
         keep_branches: Keep every round's branches on disk, for later questions.
+        method: How the tasks inside a branch are combined: a loss-weighting or gradient method, or its name.
 
     Example:
         >>> import forkmerge as fm
@@ -80,20 +82,25 @@ class Joint(Algorithm):
 
     Args:
         task_weights: `{task: weight}`; None weighs every task equally (EW).
+        method: How the weighted tasks are combined, e.g. `PCGrad()` or "PCGrad"; None sums them.
         interval: Steps between validations; None makes five.
         select: The model returned: the "last", or the "best" on validation.
         refit: Train on training ∪ validation data of the target; with `select="last"` that is all that is trained.
     """
 
     task_weights: Mapping[str, float] | None = None
+    method: Method | str | None = None
     interval: int | None = None
     select: Literal["last", "best"] = "last"
     refit: bool = False
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "method", method_from(self.method))
+
     def settings(self, problem: Problem) -> Settings:
         """Return the equivalent ForkMerge."""
         weights = dict.fromkeys(problem.tasks, 1.0) if self.task_weights is None else self.task_weights
-        return _one_branch(Mixture("joint", weights), self.interval, self.select, self.refit)
+        return _one_branch(Mixture("joint", weights), self.interval, self.select, self.refit, self.method)
 
 
 @dataclass(frozen=True)
@@ -115,6 +122,12 @@ class SingleTask(Algorithm):
         return _one_branch(Mixture(ALONE, {problem.target: 1.0}), self.interval, self.select, self.refit)
 
 
-def _one_branch(mixture: Mixture, interval: int | None, select: Literal["last", "best"], refit: bool) -> Settings:
+def _one_branch(
+    mixture: Mixture,
+    interval: int | None,
+    select: Literal["last", "best"],
+    refit: bool,
+    method: Method | str | None = None,
+) -> Settings:
     # Averaging one branch, and every other policy, is the identity: the paper's defaults stand.
-    return Settings(Given([mixture]), interval=interval, search=Fixed(), select=select, refit=refit)
+    return Settings(Given([mixture]), interval, Fixed(), select=select, refit=refit, method=method)

@@ -80,7 +80,8 @@ class Merger:
         for mixture, state in zip(progress.mixtures, entering, strict=True):
             losses = progress.mean_losses(mixture.name)
             bad = [task for task, loss in losses.items() if not math.isfinite(loss)]
-            if self.settings.checkpoint == "last" and bad:
+            # A gradient method leaves out a task whose gradient is not finite, so the weights may be sound.
+            if self.settings.checkpoint == "last" and bad and self.settings.method is None:
                 faults[mixture.name] = f"its training loss of {', '.join(bad)} is not finite"
             elif not state.is_finite():
                 faults[mixture.name] = "it has parameters that are not finite"

@@ -179,7 +179,12 @@ class Rounds:
                 progress.add_losses(name, result.losses, steps)
                 untouched = set(result.untouched) if untouched is None else untouched & set(result.untouched)
             progress.seconds += result.seconds
-            self._emit("segment", branch=name, step=mark, losses=result.losses, seconds=result.seconds)
+            for what, counts in result.reports.items():
+                for task in counts:
+                    progress.note(f"round {len(progress.rounds) + 1}: branch {name!r}: gradient of {task!r} was {what}")
+            self._emit(
+                "segment", branch=name, step=mark, losses=result.losses, seconds=result.seconds, reports=result.reports
+            )
         if mark == steps and untouched:
             progress.note(f"parameters without gradient in every branch at step 0: {', '.join(sorted(untouched))}")
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from forkmerge.branch import Mixture
 from forkmerge.errors import ProblemError
+from forkmerge.methods import Method, method_from
 from forkmerge.mixtures import Mixed, Mixtures, mixtures_from
 from forkmerge.searches import Greedy, Grid, Search, search_from
 
@@ -41,10 +42,12 @@ class Settings:
     refit: bool = False
     floor: bool = False
     keep_branches: bool = False
+    method: Method | str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mixtures", mixtures_from(self.mixtures))
         object.__setattr__(self, "search", search_from(self.search))
+        object.__setattr__(self, "method", method_from(self.method))
         for name, allowed in _CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise ProblemError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}.")
