@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,10 +14,12 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from forkmerge.branch import Mixture
+from forkmerge.copying import copy_training
 from forkmerge.errors import ProblemError, unknown_name
 from forkmerge.merging import blend_weights, find_merge, synchronise
 from forkmerge.mixtures import task_relevance
 from forkmerge.order import derive, random_state_kept, set_random_state
+from forkmerge.problem import check_weight
 from forkmerge.scoring import evaluating
 from forkmerge.searches import Coefficients, Greedy, Grid, Search, search_from
 from forkmerge.state import Layout, State, check_same_parameters
@@ -74,6 +75,11 @@ class ForkedBranch:
         The n-th pass of a round is a pure function of the fork's seed, for shuffling, augmentation (also in
         loader workers) and dropout alike. The caller's random states come back when the pass ends.
         """
+        if getattr(loader, "persistent_workers", False):
+            raise ProblemError(
+                "a loader with persistent_workers=True keeps its workers' random states from one pass to the next, so "
+                "branches would get different augmentations: make it with persistent_workers=False."
+            )
         seed = derive(self._seed, "paired", self._round, self._passes)
         self._passes += 1
         with random_state_kept(), _seeded_generators(loader, seed):
@@ -140,28 +146,31 @@ class Fork:
             if not state.is_finite()
         }
 
+        scratch = self._merged.weights()  # so that the last merge outlives a score that fails
+
         def blend(coefficients: Coefficients) -> State:
-            state = blend_weights(stage, states, coefficients, self._merged)
-            if state is self._merged and refresh is not None:
+            state = blend_weights(stage, states, coefficients, scratch)
+            if state is scratch and refresh is not None:
                 stage.attach_weights(state)
                 refresh(stage.model)
                 stage.capture_buffers(state)
             return state
 
-        with random_state_kept(), evaluating(stage.model):
-            found = find_merge(
-                names,
-                states,
-                search=used,
-                score=lambda state: _score_on(stage, state, score),
-                blend=blend,
-                faults=faults,
-            )
-            coefficients = tuple(found.coefficients.get(name, 0.0) for name in names)
-            if any(coefficients):
-                winner = blend(coefficients)
-                if winner is not self._merged:
-                    self._merged.take_weights(winner)
+        try:
+            with random_state_kept(), evaluating(stage.model):
+                found = find_merge(
+                    names,
+                    states,
+                    search=used,
+                    score=lambda state: _score_on(stage, state, score),
+                    blend=blend,
+                    faults=faults,
+                )
+                coefficients = tuple(found.coefficients.get(name, 0.0) for name in names)
+                if any(coefficients):
+                    self._merged.take_weights(blend(coefficients))
+        finally:
+            stage.attach_weights(states[0])  # the first branch lent its model to the candidates
         synchronise(states, self._merged, coefficients, self._optimizer_state)
         for branch, state in zip(branches, states, strict=True):
             branch._bench.attach(state)
@@ -185,8 +194,7 @@ class Fork:
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to go on later: plain nested data and tensors, safe for `torch.load`'s defaults."""
-        for branch in self:
-            branch._bench.capture(branch._state)
+        self._gather(list(self))
         branches = {
             branch.name: {
                 "state": branch._state.clone().to_value(),
@@ -282,9 +290,13 @@ def fork(
         raise ProblemError("there is no branch to fork: pass {name: {task: weight}}.")
     if optimizer_state not in ("keep", "average", "reset"):
         raise ProblemError(f"optimizer_state must be keep, average or reset, got {optimizer_state!r}.")
+    if getattr(scheduler, "optimizer", optimizer) is not optimizer:
+        raise ProblemError("the scheduler given drives another optimizer: make it from the optimizer given.")
     forked = []
     for name, weights in branches.items():
-        module, own_optimizer, own_scheduler, own_scaler = _copy(model, optimizer, scheduler, scaler)
+        for task, weight in weights.items():
+            check_weight(name, task, weight)
+        module, own_optimizer, own_scheduler, own_scaler = copy_training(model, optimizer, scheduler, scaler)
         bench = Workbench(module, own_optimizer, own_scheduler, own_scaler)
         forked.append(ForkedBranch(Mixture(name, weights), bench, own_scaler, seed))
     chosen = search_from(search)
@@ -296,39 +308,6 @@ def fork(
 def _score_on(stage: Workbench, state: State, score: Score) -> float:
     stage.attach_weights(state)
     return float(score(stage.model))
-
-
-def _copy(
-    model: nn.Module,
-    optimizer: Optimizer,
-    scheduler: LRScheduler | None,
-    scaler: torch.amp.GradScaler | None,
-) -> tuple[nn.Module, Optimizer, LRScheduler | None, torch.amp.GradScaler | None]:
-    """Copy a model with everything that refers to its parameters; frozen parameters are shared, not copied."""
-    memo: dict[int, Any] = {id(p): p for p in model.parameters() if not p.requires_grad}
-    module = copy.deepcopy(model, memo)
-    own_optimizer = copy.deepcopy(optimizer, memo)
-    for name, value in vars(optimizer).items():
-        # torch's own copy keeps only defaults, state and groups; some optimizers (LBFGS) hold more.
-        if name not in vars(own_optimizer) and not callable(value):
-            setattr(own_optimizer, name, copy.deepcopy(value, memo))
-    own_scheduler = copy.deepcopy(scheduler, memo)
-    if own_scheduler is not None:
-        _let_schedulers_see_steps(own_optimizer)
-    return module, own_optimizer, own_scheduler, copy.deepcopy(scaler, memo)
-
-
-def _let_schedulers_see_steps(optimizer: Optimizer) -> None:
-    """Mark steps as a scheduler's constructor does: a copied optimizer has lost the mark, and torch would warn."""
-    plain = type(optimizer).step
-
-    @functools.wraps(plain)
-    def step(*args: Any, **kwargs: Any) -> Any:
-        optimizer._opt_called = True  # type: ignore[attr-defined]
-        return plain(optimizer, *args, **kwargs)
-
-    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
-    optimizer.step = step  # type: ignore[method-assign]
 
 
 @contextmanager

@@ -284,15 +284,18 @@ def join(first: Dataset[Any], second: Dataset[Any]) -> Dataset[Any]:
     return ConcatDataset([first, second])
 
 
+def check_weight(name: str, task: str, weight: object) -> None:
+    """Refuse a task weight that is not a finite number of at least 0."""
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight) or weight < 0:
+        raise ProblemError(f"branch {name!r}: the weight of task {task!r} must be a finite number ≥ 0, got {weight!r}.")
+
+
 def check_task_weights(problem: Problem, name: str, task_weights: Mapping[str, float]) -> None:
     """Refuse weights for unknown tasks, negative or non-finite weights, and mixtures without any weight."""
     for task, weight in task_weights.items():
         if task not in problem.tasks:
             raise ProblemError(f"branch {name!r}: " + unknown_name("task", task, problem.tasks))
-        if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight) or weight < 0:
-            raise ProblemError(
-                f"branch {name!r}: the weight of task {task!r} must be a finite number ≥ 0, got {weight!r}."
-            )
+        check_weight(name, task, weight)
     if not any(task_weights.values()):
         raise ProblemError(f"branch {name!r} gives every task weight 0: it would train nothing.")
 
