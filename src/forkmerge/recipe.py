@@ -195,7 +195,8 @@ def _find_function(reference: str, folders: list[str]) -> Callable[..., Any]:
         raise ConfigError(f"no module named {module_name!r} in {', '.join(folders)} or the environment.") from None
     found = getattr(module, name, None)
     if not callable(found):
-        public = [n for n, item in vars(module).items() if inspect.isfunction(item) and not n.startswith("_")]
+        own = (n for n, item in vars(module).items() if inspect.isfunction(item) and item.__module__ == module_name)
+        public = [n for n in own if not n.startswith("_")]
         raise ConfigError(f"module {module_name!r}: " + unknown_name("function", name, public))
     result: Callable[..., Any] = found
     return result

@@ -1,0 +1,342 @@
+"""The command `forkmerge`."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shlex
+import signal
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import asdict, replace
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from typer.core import TyperGroup
+
+from forkmerge import __version__
+from forkmerge.codec import plain
+from forkmerge.console import Tracker, runs_table, say, show_plan, show_run, show_story, watching
+from forkmerge.errors import ConfigError, ForkMergeError, StoreError
+from forkmerge.export import export_run
+from forkmerge.history import Story, list_stories, read_story
+from forkmerge.plan import plan_run
+from forkmerge.recipe import Recipe, load_recipe, recipe_from
+from forkmerge.sealed import measure_test
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_BARE_WORD = re.compile(r"[A-Za-z_][\w.:/-]*")
+
+
+class _Commands(TyperGroup):
+    """Turns errors raised on purpose into one line; all others keep their traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except ForkMergeError as error:
+            say(_stderr(), f"error: {error}", style="red")
+            raise typer.Exit(2) from None
+
+
+app = typer.Typer(
+    cls=_Commands,
+    help="Make a target task better with auxiliary tasks: fork, train, merge what helps, repeat.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
+Workers = Annotated[int | None, typer.Option(min=1, help="Processes that train branches.")]
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"forkmerge {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def demo(
+    seeds: Annotated[int, typer.Option(min=1, help="Repetitions of every method.")] = 10,
+    workers: Annotated[int, typer.Option(min=1, help="Processes.")] = 2,
+    out: Annotated[Path | None, typer.Option(help="Folder for figure and results.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Compare ForkMerge with other training, on real data, offline."""
+    from forkmerge.demo import run_demo
+
+    raise typer.Exit(run_demo(seeds=seeds, workers=workers, out=out, as_json=as_json))
+
+
+@app.command()
+def run(
+    problem: Annotated[str, typer.Argument(metavar="PROBLEM", help="A recipe: PROBLEM.toml or module:function.")],
+    out: Annotated[Path | None, typer.Option(help="Folder of the run.  [default: a new one in runs/]")] = None,
+    algorithm: Annotated[str | None, typer.Option(help="ForkMerge, Joint or SingleTask.")] = None,
+    target: Annotated[str | None, typer.Option(help="The target task.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Training steps.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of all randomness.")] = None,
+    workers: Workers = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Any key of a recipe file, e.g. algorithm.interval=200."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would do and cost, and stop.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Train on a problem."""
+    with _stdout_for_json(as_json):
+        given = {"target": target, "steps": steps, "seed": seed, "algorithm": algorithm and {"name": algorithm}}
+        recipe = load_recipe(problem, overrides_from({k: v for k, v in given.items() if v is not None}, settings or []))
+        plan = plan_run(recipe, workers=workers) if dry_run else None
+    if plan is not None:
+        _print_json(asdict(plan)) if as_json else show_plan(_stdout(), plan)
+        return
+    folder = out or _free_folder(problem, recipe)
+    command = shlex.join(["forkmerge", *sys.argv[1:]])
+    recipe = replace(recipe, source={**recipe.source, "command": command, "workers": workers})
+    _train(recipe, folder, workers=workers, resume=False, as_json=as_json)
+
+
+@app.command()
+def resume(run: RunArgument, workers: Workers = None, as_json: Json = False) -> None:
+    """Continue a run that was interrupted or killed, to the same bits."""
+    story = read_story(run)
+    if story.status == "finished":
+        say(_stderr(), f"{run} is finished already.")
+        _test_late(story, as_json)
+        _show(read_story(run), as_json)
+        return
+    if not story.source:
+        raise StoreError(f"{run} was started from Python: continue it with {story.how_to_resume}.")
+    with _stdout_for_json(as_json):
+        recipe = _recipe_of(story)
+    _train(recipe, run, workers=workers or story.source.get("workers"), resume=True, as_json=as_json)
+
+
+@app.command("runs")
+def list_runs(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to look.")] = Path("runs"), as_json: Json = False
+) -> None:
+    """List runs with their status and scores."""
+    if not folder.is_dir() and folder != Path("runs"):
+        raise StoreError(f"{folder} is not a folder.")
+    rows = list_stories(folder)
+    if as_json:
+        _print_json(rows)
+    elif rows:
+        _stdout().print(runs_table(rows))
+    else:
+        say(_stdout(), f"no runs in {folder}: start one with `forkmerge run PROBLEM`.")
+
+
+@app.command()
+def show(run: RunArgument, as_json: Json = False) -> None:
+    """Show a run: scores, coefficients, task relevance, time, notes."""
+    _show(read_story(run, verify=True), as_json)
+
+
+@app.command()
+def export(
+    run: RunArgument,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="A new folder.")],
+    as_json: Json = False,
+) -> None:
+    """Write a run's model, for plain torch, with a card."""
+    export_run(run, out)
+    files = [str(out / name) for name in ("model.safetensors", "README.md", "card.json")]
+    _print_json({"files": files}) if as_json else say(_stdout(), "\n".join(files))
+
+
+@app.command()
+def new(path: Annotated[Path, typer.Argument(metavar="FILE", help="E.g. my_problem.py.")]) -> None:
+    """Write a commented, runnable example to put your own data in."""
+    if path.suffix != ".py" or not path.stem.isidentifier():
+        raise ConfigError(f"{path} must be importable: give a name such as my_problem.py.")
+    text = resources.files("forkmerge").joinpath("templates/my_problem.py").read_text("utf-8")
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text.replace("my_problem", path.stem))
+    except FileExistsError:
+        raise StoreError(f"{path} exists: choose another name, or delete it first.") from None
+    except OSError as error:
+        raise StoreError(f"cannot write {path}: {error.strerror}.") from None
+    place = "" if path.parent == Path() else f"cd {shlex.quote(str(path.parent))} && "
+    say(_stdout(), f"wrote {path}. It runs as it stands:\n\n    {place}forkmerge run {path.stem}:recipe")
+
+
+def overrides_from(given: dict[str, Any], assignments: list[str]) -> dict[str, Any]:
+    """Return the keys of a recipe that options set by name, and `--set key=value` by dotted key."""
+    overrides = dict(given)
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        *tables, last = (part.strip() for part in key.split("."))
+        if not equals or not last or not all(tables):
+            raise ConfigError(f"--set {assignment}: write key=value, e.g. --set algorithm.interval=200.")
+        place = overrides
+        for table in tables:
+            place[table] = place = dict(place[table]) if isinstance(place.get(table), dict) else {}
+        place[last] = _toml_value(key, text.strip())
+    return overrides
+
+
+def _toml_value(key: str, text: str) -> Any:
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        parsed = {}
+    if parsed.keys() == {"value"}:
+        return parsed["value"]
+    if _BARE_WORD.fullmatch(text):
+        return text  # a shell takes the quotes away that TOML wants around a word
+    raise ConfigError(f"--set {key}: {text!r} is not a TOML value such as 200, 0.5, true, [1, 2] or a word.")
+
+
+def _free_folder(problem: str, recipe: Recipe) -> Path:
+    module, _, function = problem.partition(":")
+    stem = Path(problem).stem if problem.endswith(".toml") else module.rsplit(".", 1)[-1]
+    parts = [stem, *([function] if function not in ("", "recipe") else [])]
+    name = "-".join([*parts, type(recipe.algorithm).__name__.lower(), f"seed{recipe.options.get('seed', 0)}"])
+    folder, count = Path("runs") / name, 1
+    while folder.exists():
+        count += 1
+        folder = Path("runs") / f"{name}-{count}"
+    return folder
+
+
+def _recipe_of(story: Story) -> Recipe:
+    recipe = recipe_from(story.source)
+    function, before, now = story.source["settings"]["recipe"], story.source.get("code"), recipe.source.get("code")
+    if before != now:
+        text = f"the file of {function} has changed since {story.path} was started: the bits may differ"
+        say(_stderr(), f"warning: {text}.", style="yellow")
+    return recipe
+
+
+def _train(recipe: Recipe, folder: Path, *, workers: int | None, resume: bool, as_json: bool) -> None:
+    console, steps = _stderr(), recipe.steps
+    settings = recipe.algorithm.settings(recipe.problem)
+    rounds = math.ceil(steps / settings.interval_of(steps)) if isinstance(steps, int) and steps > 0 else 1
+    tracker = Tracker(steps, rounds, settings.refit)
+    options = {} if workers is None else {"workers": workers}
+    with _stdout_for_json(as_json), _interruptible(console, folder, tracker), _readable_warnings(console):
+        with watching(console, tracker) as observe:
+            finished = recipe.fit(folder=folder, resume=resume, observe=observe, **options)
+        measure_test(finished, recipe.problem, folder)
+    if as_json:
+        _print_json({"folder": str(folder), **finished.to_json()})
+        return
+    show_run(_stdout(), finished)
+    say(_stdout(), f"\nkept in {folder}; `forkmerge export {shlex.quote(str(folder))} OUT` writes the model.")
+
+
+def _test_late(story: Story, as_json: bool) -> None:
+    """Measure the test split of a run that was killed between its end and that measurement."""
+    if not story.source or story.run is None or story.run.test is not None:
+        return
+    try:
+        with _stdout_for_json(as_json), _readable_warnings(_stderr()):
+            recipe = _recipe_of(story)
+            if recipe.problem.target in recipe.problem.evaluations("test"):
+                measure_test(recipe.fit(folder=story.path, resume=True), recipe.problem, story.path)
+    except ForkMergeError as error:
+        say(_stderr(), f"warning: the test split could not be measured: {error}", style="yellow")
+
+
+def _show(story: Story, as_json: bool) -> None:
+    for warning in story.warnings:
+        say(_stderr(), f"warning: {warning}", style="yellow")
+    if as_json:
+        _print_json({**story.to_row(), "run": None if story.run is None else story.run.to_json()})
+    elif story.run is not None:
+        show_run(_stdout(), story.run)
+    else:
+        show_story(_stdout(), story)
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM, handled like Ctrl-C."""
+
+
+def _terminate(number: int, frame: object) -> None:
+    raise _Terminated
+
+
+@contextmanager
+def _interruptible(console: Console, folder: Path, tracker: Tracker) -> Iterator[None]:
+    """End cleanly on Ctrl-C and SIGTERM, saying how to go on."""
+    before = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        number = signal.SIGTERM if isinstance(interrupt, _Terminated) else signal.SIGINT
+        text = "interrupted before anything was written."
+        if (folder / "config.json").exists():
+            place = f"; the last checkpoint is at {tracker.checkpoint}." if tracker.checkpoint else "."
+            text = f"interrupted{place} Continue with: forkmerge resume {shlex.quote(str(folder))}"
+        say(console, text, style="yellow")
+        raise typer.Exit(128 + number) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _readable_warnings(console: Console) -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_, **__: say(console, f"warning: {message}", style="yellow")
+        yield
+
+
+@contextmanager
+def _stdout_for_json(as_json: bool) -> Iterator[None]:
+    """Send what the user's code prints to standard error, where standard output is promised to be JSON."""
+    if not as_json:
+        yield
+        return
+    with redirect_stdout(sys.stderr):
+        yield
+
+
+def _stdout() -> Console:
+    # What is not a terminal has no width to fold tables to.
+    return Console(width=None if sys.stdout.isatty() else 200)
+
+
+def _stderr() -> Console:
+    return Console(stderr=True)
+
+
+def _print_json(value: Any) -> None:
+    typer.echo(json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def main() -> None:
+    """Run the command line."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

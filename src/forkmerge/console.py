@@ -1,0 +1,341 @@
+"""What a terminal shows: progress while a run is under way, and tables of runs.
+
+The engine never prints. `Tracker` turns its events into numbers; `watching` draws them, as a bar on a terminal and as
+plain lines elsewhere.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+from rich.table import Table
+
+from forkmerge.history import Story
+from forkmerge.plan import BranchPlan, Plan
+from forkmerge.run import Round, Run, show_metrics
+
+_MEANINGS = {
+    "loss": "a task weight multiplies the task's loss",
+    "sampling": "a task weight is the share of steps that train on the task",
+}
+_SECONDS_BETWEEN_LINES = 5.0
+
+
+class Tracker:
+    """How far a run is, and how long it will still take, from the events of `fit`.
+
+    The time left is what the branch-steps so far took each, times the branch-steps that remain, a refit's included,
+    plus the merges at what they took so far. Pruning may shorten it.
+
+    Args:
+        steps: T.
+        rounds: Rounds of one phase.
+        refit: Whether a refit follows the search.
+        clock: Seconds, monotonic.
+
+    Attributes:
+        checkpoint: Where the newest checkpoint stands, e.g. "step 400"; None before the first.
+    """
+
+    def __init__(self, steps: int, rounds: int, refit: bool, clock: Callable[[], float] = time.monotonic) -> None:
+        self.steps, self.rounds, self.refit, self.clock = steps, rounds, refit, clock
+        self.phase, self.round, self.branch, self.step = "start", 1, "", 0
+        self.score: float | None = None
+        self.branches: list[str] = []
+        self.checkpoint: str | None = None
+        self._until, self._merged_at = steps, 0
+        self._at: dict[str, int] = {}  # step of every branch
+        self._searched = 0  # branch-steps of the search phase, which a refit repeats
+        self._done = self._merges = 0
+        self._training = self._merging = 0.0
+        self._last = clock()
+
+    def __call__(self, event: Mapping[str, Any]) -> None:
+        """Take in an event."""
+        now = self.clock()
+        elapsed, self._last = now - self._last, now
+        kind = event["event"]
+        if kind == "segment":
+            # The first segment also waits for worker processes to start.
+            self._training += elapsed if self._done else min(elapsed, event["seconds"])
+            self._segment(event)
+        elif kind == "round":
+            self.score = event["score"] if event["score"] is not None else self.score
+            self._merging += elapsed
+            self._merges += 1
+        elif kind == "start":
+            self.phase, self.branches = event["phase"], list(event["branches"])
+        elif kind in ("checkpoint", "resume"):
+            self._stand(event)
+            self._merging += elapsed if kind == "checkpoint" else 0.0
+
+    def _segment(self, event: Mapping[str, Any]) -> None:
+        self.phase, self.branch, self.step = event["phase"], event["branch"], event["step"]
+        self.round = self._round_of(event)
+        steps = self.step - self._at.get(self.branch, self._merged_at)
+        self._at[self.branch] = self.step
+        self._done += steps
+        if self.phase == "search" and self.branch != "floor":
+            self._searched += steps
+
+    def _stand(self, event: Mapping[str, Any]) -> None:
+        if event["event"] == "resume":
+            self._searched = event["step"] * len([name for name in event["branches"] if name != "floor"])
+        self.phase, self.step, self._until = event["phase"], event["step"], event["until"]
+        self.branches = list(event["branches"])
+        if self.step < self._until:
+            self.round = self._round_of(event)
+        self._merged_at, self._at = self.step, {}
+        self.checkpoint = f"{'refit ' if self.phase == 'refit' else ''}step {self.step}"
+
+    def _round_of(self, event: Mapping[str, Any]) -> int:
+        return int((event["round"] - 1) % self.rounds + 1)
+
+    @property
+    def done(self) -> int:
+        """Branch-steps trained since this process started."""
+        return self._done
+
+    @property
+    def remaining(self) -> int:
+        """Branch-steps still to be trained."""
+        if self.phase == "done":
+            return 0
+        ahead = sum(self._until - self._at.get(name, self._merged_at) for name in self.branches)
+        if self.phase == "search" and self.refit:
+            branches = [name for name in self.branches if name != "floor"]
+            ahead += self._searched + sum(self._until - self._at.get(name, self._merged_at) for name in branches)
+        return ahead
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Estimate of the time left; None before anything was measured."""
+        if not self._done:
+            return None
+        merges = max(self.rounds - self.round + 1, 0)
+        per_merge = self._merging / self._merges if self._merges else 0.0
+        return self.remaining * self._training / self._done + merges * per_merge
+
+    @property
+    def line(self) -> str:
+        """Phase, round, branch, step and last score in one line."""
+        score = "" if self.score is None else f"  score {self.score:.4g}"
+        return f"{self.phase} {self.round}/{self.rounds}  {self.branch}  step {self.step}/{self._until}{score}"
+
+
+@contextmanager
+def watching(console: Console, tracker: Tracker) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """Yield the `observe` callback that shows a run's progress on a console."""
+    if not console.is_terminal:
+        yield _Lines(console, tracker)
+        return
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TextColumn("{task.fields[left]}"),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        yield _Bar(progress, tracker)
+
+
+class _Lines:
+    """Plain lines: one per round, and otherwise at most one every few seconds."""
+
+    def __init__(self, console: Console, tracker: Tracker) -> None:
+        self.console, self.tracker = console, tracker
+        self._shown = tracker.clock()
+
+    def __call__(self, event: Mapping[str, Any]) -> None:
+        self.tracker(event)
+        text = describe_event(event, self.tracker)
+        now = self.tracker.clock()
+        if text is None and event["event"] == "segment" and now - self._shown >= _SECONDS_BETWEEN_LINES:
+            text = f"{self.tracker.line}  {_left(self.tracker)}".rstrip()
+        if text is not None:
+            self._shown = now
+            say(self.console, text)
+
+
+class _Bar:
+    """A bar over all branch-steps, with the lines of the rounds above it."""
+
+    def __init__(self, progress: Progress, tracker: Tracker) -> None:
+        self.progress, self.tracker = progress, tracker
+        self.task = progress.add_task("starting", total=None, left="")
+
+    def __call__(self, event: Mapping[str, Any]) -> None:
+        tracker = self.tracker
+        tracker(event)
+        text = describe_event(event, tracker)
+        if text is not None:
+            say(self.progress.console, text)
+        self.progress.update(
+            self.task,
+            description=escape(tracker.line),
+            completed=tracker.done,
+            total=tracker.done + tracker.remaining,
+            left=_left(tracker),
+        )
+
+
+def describe_event(event: Mapping[str, Any], tracker: Tracker) -> str | None:
+    """Return the line that an event deserves, if any."""
+    kind = event["event"]
+    if kind == "round":
+        shares = ", ".join(f"{name} {value:.2f}" for name, value in event["coefficients"].items())
+        score = "" if event["score"] is None else f"  score {event['score']:.4g}"
+        place = f"{event['phase']} {tracker.round}/{tracker.rounds}  step {event['end']}"
+        return f"{place}{score}  {shares or 'every branch was faulty: last good state kept'}"
+    if kind == "probe":
+        return f"probe  {event['branch']}  step {event['step']}  score {event['score']:.4g}"
+    if kind == "resume":
+        return f"continuing from the checkpoint at {tracker.checkpoint}"
+    if kind == "start" and "branch_bytes" in event:
+        return f"the branches of every round are kept: {show_bytes(event['branch_bytes'])} on disk in all"
+    return f"warning: {event['text']}" if kind == "warning" else None
+
+
+def say(console: Console, text: str, style: str | None = None) -> None:
+    """Print text as it is: names may hold what rich would take for markup, and paths must stay whole."""
+    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def show_seconds(seconds: float) -> str:
+    """Return a duration such as "40 s", "3 min" or "2.5 h"."""
+    if seconds < 0.095:
+        return f"{seconds * 1000:.2g} ms"
+    if seconds < 99.5:
+        return f"{seconds:.2g} s"
+    if seconds < 90 * 60:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.1f} days"
+
+
+def show_bytes(count: float) -> str:
+    """Return a size such as "1.4 MB"."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if count < 999.5:
+            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def _left(tracker: Tracker) -> str:
+    seconds = tracker.seconds_left
+    return "" if seconds is None or tracker.phase == "done" else f"{show_seconds(math.ceil(seconds))} left"
+
+
+def rounds_table(rounds: Sequence[Round]) -> Table:
+    """Return the coefficients of every round, with each branch's own score behind them."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    names = list(dict.fromkeys(name for r in rounds for name in r.branches))
+    for title in ("round", "step", *names, "score"):
+        table.add_column(escape(title), justify="right")
+    for r in rounds:
+        table.add_row(str(r.index), str(r.end), *(_share(r, name) for name in names), _number(r.score))
+    return table
+
+
+def _share(r: Round, name: str) -> str:
+    if name not in r.branches:
+        return ""
+    score = r.branches[name].score
+    share = f"{r.coefficients[name]:.2f}" if name in r.coefficients else "faulty"
+    return share if score is None else f"{share} ({_number(score)})"
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
+def show_run(console: Console, run: Run) -> None:
+    """Print a run: its summary, the table of its rounds, where the time went."""
+    lines = [line for line in repr(run).splitlines() if not line.startswith("  round ")]
+    say(console, "\n".join(line for line in lines if not line.startswith("  note: ")))
+    show_rounds(console, run.searched)
+    if run.probes:
+        say(console, f"  probes      {show_metrics(run.probes)}")
+    if run.seconds:
+        say(console, "  time        " + ", ".join(f"{name} {show_seconds(s)}" for name, s in run.seconds.items()))
+    for note in run.notes:
+        say(console, f"  note: {note}", style="yellow")
+
+
+def show_rounds(console: Console, rounds: Sequence[Round]) -> None:
+    """Print the coefficients of every searched round, where there were several branches; a refit repeats them."""
+    if any(len(r.branches) > 1 for r in rounds):
+        say(console, "\n  coefficients by branch, each with the branch's own score in brackets")
+        console.print(rounds_table(rounds))
+        say(console, "")
+
+
+def runs_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Return the table of `forkmerge runs`."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for title in ("run", "algorithm", "target", "status", "step", "validation", "test", "last change"):
+        table.add_column(title, overflow="fold")
+    colours = {"finished": "green", "running": "cyan", "interrupted": "yellow", "unreadable": "red"}
+    for row in rows:
+        status = row["status"]
+        cells = [row["name"], row["algorithm"], row["target"], status, row["progress"], row["validation"], row["test"]]
+        shown = [escape(str(cell or "")) for cell in (*cells, row["changed"])]
+        shown[3] = f"[{colours[status]}]{status}[/]"
+        table.add_row(*shown)
+    return table
+
+
+def show_story(console: Console, story: Story) -> None:
+    """Print a run that is not finished: what its record holds so far, and how to continue it."""
+    phase = " of the refit" if story.phase == "refit" else ""
+    say(console, f"{story.algorithm} on {story.target!r}: {story.status} at step {story.step} of {story.steps}{phase}")
+    show_rounds(console, [r for r in story.rounds if r.phase == "search"])
+    if story.status == "interrupted":
+        place = story.checkpoint or "the beginning: there is no undamaged checkpoint"
+        say(console, f"  it continues from {place} with: {story.how_to_resume}")
+
+
+def show_plan(console: Console, plan: Plan) -> None:
+    """Print what a run would do and cost."""
+    say(console, f"{plan.algorithm} on {plan.target!r}: {plan.steps} steps, a merge every {plan.interval}")
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for title in ("branch", "task weights", "a step takes"):
+        table.add_column(title)
+    for kind, branches in (("", plan.branches), ("probe: ", plan.probes)):
+        for branch in branches:
+            table.add_row(escape(kind + branch.name), escape(_weights(branch)), show_seconds(branch.seconds_per_step))
+    console.print(table)
+    phases = {phase: count for phase, count in plan.branch_steps.items() if phase != "total"}
+    shown = " + ".join(f"{phase} {count}" for phase, count in phases.items())
+    per_merge, total = (f"{plan.passes[key]:.4g}" for key in ("per merge", "total"))
+    disk = f"two checkpoints of {show_bytes(plan.disk['checkpoint'])}, the model {show_bytes(plan.disk['model'])}"
+    if plan.disk["branches"]:
+        disk += f", every round's branches {show_bytes(plan.disk['branches'])}"
+    workers = "" if plan.workers == 1 else f" in {plan.workers} processes"
+    times = ", ".join(f"{name} {show_seconds(plan.seconds[name])}" for name in ("training", "validation"))
+    for name, text in (
+        ("weights", _MEANINGS[plan.weights]),
+        ("steps", f"{plan.branch_steps['total']} in all: {shown}"),
+        ("merges", f"{plan.merges}, each with up to {per_merge} validation passes over {plan.examples} examples"),
+        ("validation", f"up to {total} passes in all"),
+        (
+            "memory",
+            f"{show_bytes(plan.memory['total'])} for {plan.parameters} trainable parameters; activations and "
+            "data come on top",
+        ),
+        ("disk", f"{show_bytes(plan.disk['total'])}: {disk}"),
+        ("time", f"about {show_seconds(plan.seconds['total'])}{workers}: {times}"),
+    ):
+        say(console, f"{name:<12}{text}")
+
+
+def _weights(branch: BranchPlan) -> str:
+    return ", ".join(f"{task} {weight:.4g}" for task, weight in branch.task_weights.items())

@@ -1,0 +1,324 @@
+"""What a run would do and cost, found out before it starts: `forkmerge run --dry-run`.
+
+Counts are exact where nothing is searched and upper bounds where a search or pruning may stop earlier. Times and sizes
+come from two real steps of every branch, on copies; nothing is written and the model is left as it was.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from forkmerge.algorithms._fit import build_model
+from forkmerge.algorithms._rounds import branches_of
+from forkmerge.algorithms._settings import Settings
+from forkmerge.branch import Mixture, Training
+from forkmerge.checks import check_run
+from forkmerge.errors import ProblemError
+from forkmerge.execution import Crew, Job, Segment, open_crew
+from forkmerge.problem import Problem
+from forkmerge.recipe import Recipe
+from forkmerge.scoring import Criterion, measure
+from forkmerge.state import State
+from forkmerge.store import CHECKPOINTS_KEPT
+
+
+@dataclass(frozen=True)
+class BranchPlan:
+    """One branch, or probe, and what a step of it takes."""
+
+    name: str
+    task_weights: dict[str, float]
+    seconds_per_step: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run would do and cost.
+
+    Args:
+        algorithm: Name of the algorithm.
+        target: The target task.
+        weights: "loss" or "sampling": what a task weight means.
+        steps: T, the steps of every branch.
+        interval: Δt.
+        merges: Merges of the search.
+        branches: The branches. Those built from probes are shown as if all probes scored the same.
+        probes: Short runs that come before.
+        branch_steps: Steps over all branches, by phase (probes, search, floor, refit), and "total".
+        passes: Validation passes "per merge", and "total", one before training and one at the end included; passes
+            over a sub-sample count by its share.
+        examples: Validation examples of a full pass.
+        memory: Bytes by part, and "total"; activations and data come on top.
+        disk: Bytes of one "checkpoint", of the "checkpoints" kept, the "branches" kept and the "model"; "total".
+        seconds: Estimated time of "training" and "validation", and "total".
+        parameters: Trainable parameters.
+        workers: Processes that train branches.
+    """
+
+    algorithm: str
+    target: str
+    weights: str
+    steps: int
+    interval: int
+    merges: int
+    branches: list[BranchPlan]
+    probes: list[BranchPlan]
+    branch_steps: dict[str, int]
+    passes: dict[str, float]
+    examples: int
+    memory: dict[str, int]
+    disk: dict[str, int]
+    seconds: dict[str, float]
+    parameters: int
+    workers: int
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A round as far as it can be foreseen."""
+
+    steps: int
+    branches: int
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes: trainable parameters, optimizer state and changed buffers of one branch, and what is never forked."""
+
+    weights: int
+    optimizer: int
+    buffers: int
+    fixed: int
+
+
+def plan_run(recipe: Recipe, *, workers: int | None = None) -> Plan:
+    """Return what a recipe would do and cost; everything that `fit` refuses is refused here, too."""
+    options = dict(recipe.options)
+    workers = workers or options.get("workers", 1)
+    if not isinstance(recipe.steps, int) or recipe.steps < 1:
+        raise ProblemError(f"steps must be a positive integer, got {recipe.steps!r}.")
+    problem, settings = recipe.problem.sealed(), recipe.algorithm.settings(recipe.problem)
+    given = {**vars(settings), **options}
+    known = {item.name: given[item.name] for item in fields(Training) if item.name in given}
+    training, seed = Training(recipe.optimizer, **known), options.get("seed", 0)
+    model = build_model(recipe.model, seed)
+    check_run(problem, model, training, settings, seed)
+    threads = options.get("threads") or max(torch.get_num_threads() // workers, 1)
+    # Loader processes take longer to start than two steps take; reading here instead gives an upper bound.
+    job = Job(problem, model, replace(training, loader_workers=0), seed, threads)
+    trial = _try(job, settings)
+    branches, count = trial.branches, len(trial.branches)
+    rounds = foresee_rounds(settings, recipe.steps, count)
+    searching = _searches(settings, count)
+    passes = {"per merge": 0.0, "total": 1.0}
+    if searching:
+        passes = count_passes(settings, problem, rounds, len(trial.probes))
+    training_seconds = _training_seconds(settings, rounds, trial, workers)
+    training_seconds += _bn_batches(settings, model, rounds) * branches[0].seconds_per_step
+    seconds = {"training": training_seconds, "validation": passes["total"] * trial.seconds_per_pass}
+    return Plan(
+        algorithm=type(recipe.algorithm).__name__,
+        target=problem.target,
+        weights=problem.weights,
+        steps=recipe.steps,
+        interval=settings.interval_of(recipe.steps),
+        merges=len(rounds) if searching else 0,
+        branches=branches,
+        probes=trial.probes,
+        branch_steps=count_steps(settings, rounds, len(trial.probes)),
+        passes=passes,
+        examples=_validation_examples(problem),
+        memory=estimate_memory(settings, trial.sizes, count, workers),
+        disk=estimate_disk(settings, trial.sizes, rounds, inside=bool(options.get("checkpoint_every"))),
+        seconds={**seconds, "total": sum(seconds.values())},
+        parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
+        workers=workers,
+    )
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """What two steps of every branch showed."""
+
+    branches: list[BranchPlan]
+    probes: list[BranchPlan]
+    sizes: Sizes
+    seconds_per_pass: float
+
+
+def _try(job: Job, settings: Settings) -> _Trial:
+    probes = settings.constructor.probes(job.problem)
+    mixtures = branches_of(settings, job.problem, dict.fromkeys((probe.name for probe in probes), 0.0))
+    with open_crew(job, 1) as crew:
+        initial = crew.bench.initial()
+        try:
+            timed = [_time_steps(crew, mixture, initial.clone()) for mixture in (*mixtures, *probes)]
+            seconds_per_pass = _time_pass(crew, job.problem)
+        finally:
+            crew.bench.release(initial)
+    plans, sizes = [plan for plan, _ in timed], _sizes(job.model, [state for _, state in timed])
+    return _Trial(plans[: len(mixtures)], plans[len(mixtures) :], sizes, seconds_per_pass)
+
+
+def _searches(settings: Settings, branches: int) -> bool:
+    """Whether there is a search phase: a refit of one branch's last weights has nothing to search."""
+    return not (settings.refit and branches == 1 and settings.select == "last" and not settings.floor)
+
+
+def foresee_rounds(settings: Settings, steps: int, branches: int) -> list[Stretch]:
+    """Return the rounds of one phase: the last is shortened, and pruning is taken to keep as many as it may."""
+    interval, rounds = settings.interval_of(steps), []
+    for index, start in enumerate(range(0, steps, interval)):
+        pruned = settings.prune_to is not None and index >= settings.prune_after
+        left = min(branches, settings.prune_to or branches) if pruned else branches
+        rounds.append(Stretch(min(interval, steps - start), left))
+    return rounds
+
+
+def count_steps(settings: Settings, rounds: Sequence[Stretch], probes: int) -> dict[str, int]:
+    """Return the steps over all branches, by phase, at most."""
+    search = sum(r.steps * r.branches for r in rounds)
+    counts = {
+        "probes": probes * settings.constructor.probe_steps,
+        "search": search if _searches(settings, rounds[0].branches) else 0,
+        "floor": sum(r.steps for r in rounds) if settings.floor else 0,
+        "refit": search if settings.refit else 0,
+    }
+    return {**{phase: count for phase, count in counts.items() if count}, "total": sum(counts.values())}
+
+
+def count_passes(settings: Settings, problem: Problem, rounds: Sequence[Stretch], probes: int) -> dict[str, float]:
+    """Return the validation passes of the first merge and of the whole search, at most."""
+    examples = _validation_examples(problem)
+    share = min(settings.search_examples or examples, examples) / examples
+    snapshots = settings.checkpoint != "last"
+    every = settings.validate_every_of(sum(r.steps for r in rounds))
+
+    def of(r: Stretch) -> float:
+        # The vertices of the search are the branches themselves, which are scored anyway.
+        blends = count_blends(settings, r.branches)
+        if settings.search_examples is None:
+            count: float = r.branches + blends
+        else:
+            count = r.branches + (1 if blends else 0) + share * (r.branches + blends)
+        count += settings.floor
+        return count + (math.ceil(r.steps / every) * r.branches if snapshots else 0)
+
+    # One pass before training tries the metrics, one at the end measures what is returned.
+    total = sum(of(r) for r in rounds) + probes + 2
+    if snapshots and settings.reference is None and Criterion(problem.target_validation.directions).needs_reference:
+        total += 1
+    return {"per merge": of(rounds[0]), "total": total}
+
+
+def count_blends(settings: Settings, branches: int) -> int:
+    """Return how many combinations of several branches a merge tries at most."""
+    search = settings.search_for(branches)
+    if branches == 1:
+        return 0
+    return max(search.evaluations(branches) - branches, 0) if search.guarded else 1
+
+
+def estimate_memory(settings: Settings, sizes: Sizes, branches: int, workers: int) -> dict[str, int]:
+    """Return the bytes of all states: B(1 + s) + 2 model sizes, and what the options add."""
+    branch = sizes.weights + sizes.buffers + sizes.optimizer
+    held = 2 * settings.refit + (settings.select == "best") + branches * (settings.checkpoint != "last")
+    parts = {
+        "branches": (branches + settings.floor) * branch,
+        "merged": sizes.weights + sizes.buffers,
+        "gradients": sizes.weights,
+        "fixed": sizes.fixed,
+        "held": held * (sizes.weights + sizes.buffers),
+        # A worker holds a branch, its gradients, and the branch again while it is sent.
+        "workers": workers * (2 * branch + sizes.weights + sizes.fixed) if workers > 1 else 0,
+    }
+    return {**{part: count for part, count in parts.items() if count}, "total": sum(parts.values())}
+
+
+def estimate_disk(settings: Settings, sizes: Sizes, rounds: Sequence[Stretch], inside: bool) -> dict[str, int]:
+    """Return the bytes that a run's folder grows to.
+
+    After a merge all branches have the merged weights, which are then written once; inside a round (`inside`) each has
+    its own.
+    """
+    branches, weights = rounds[0].branches, sizes.weights + sizes.buffers
+    held = 2 * settings.refit + (settings.select == "best") + branches * (settings.checkpoint != "last")
+    checkpoint = (1 + held) * weights + branches * (sizes.optimizer + sizes.buffers)
+    checkpoint += settings.floor * (weights + sizes.optimizer) + (branches * sizes.weights if inside else 0)
+    kept = sum(r.branches for r in rounds) * weights if settings.keep_branches else 0
+    parts = {"checkpoints": CHECKPOINTS_KEPT * checkpoint, "branches": kept, "model": sizes.weights + sizes.fixed}
+    return {"checkpoint": checkpoint, **parts, "total": sum(parts.values())}
+
+
+def _time_steps(crew: Crew, mixture: Mixture, state: State) -> tuple[BranchPlan, State]:
+    """Train two steps; the second one counts, less what a call costs that does no step at all."""
+    seconds = []
+    for steps in (1, 0, 1):
+        (result,) = crew.train([Segment("search", mixture, steps)], [state])
+        seconds.append(result.seconds)
+    step = max(seconds[2] - seconds[1], seconds[2] / 10)
+    return BranchPlan(mixture.name, dict(mixture.task_weights), step), state
+
+
+def _time_pass(crew: Crew, problem: Problem) -> float:
+    """Measure one validation batch twice; the second one counts, scaled to all examples."""
+    evaluation, examples = problem.target_validation, _validation_examples(problem)
+    indices = range(min(evaluation.batch_size, examples))
+    for _ in range(2):
+        started = time.perf_counter()
+        measure(crew.bench.model, evaluation, indices=indices, seed=crew.job.seed)
+        seconds = time.perf_counter() - started
+    return seconds * examples / len(indices)
+
+
+def _training_seconds(settings: Settings, rounds: Sequence[Stretch], trial: _Trial, workers: int) -> float:
+    """Add up rounds, each as long as its slowest worker; the slowest branches are taken to survive pruning."""
+    steps = sorted((branch.seconds_per_step for branch in trial.branches), reverse=True)
+    floor = [trial.branches[0].seconds_per_step] * settings.floor
+    probes = [probe.seconds_per_step for probe in trial.probes]
+    total = settings.constructor.probe_steps * _makespan(probes, workers)
+    if _searches(settings, len(steps)):
+        total += sum(r.steps * _makespan(steps[: r.branches] + floor, workers) for r in rounds)
+    if settings.refit:
+        total += sum(r.steps * _makespan(steps[: r.branches], workers) for r in rounds)
+    return total
+
+
+def _makespan(seconds: Sequence[float], workers: int) -> float:
+    loads = [0.0] * workers
+    for value in seconds:
+        loads[loads.index(min(loads))] += value
+    return max(loads)
+
+
+def _bn_batches(settings: Settings, model: nn.Module, rounds: Sequence[Stretch]) -> int:
+    """Forward passes that recompute BatchNorm statistics, for every blend tried and every one installed."""
+    norms = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+    if settings.bn != "recompute" or not norms:
+        return 0
+    installed = (1 + settings.refit) * sum(r.branches > 1 for r in rounds)
+    return settings.bn_batches * (sum(count_blends(settings, r.branches) for r in rounds) + installed)
+
+
+def _sizes(model: nn.Module, states: Sequence[State]) -> Sizes:
+    def total(tensors: Any) -> int:
+        return sum(t.nbytes for t in tensors if isinstance(t, torch.Tensor))
+
+    loose = (value for s in states[:1] for entry in s.optimizer_loose.values() for value in entry.values())
+    return Sizes(
+        weights=total(states[0].rows.values()),
+        optimizer=max(total(state.optimizer_rows.values()) for state in states) + total(loose),
+        buffers=max(total(state.buffers.values()) for state in states),
+        fixed=total(p for p in model.parameters() if not p.requires_grad) + total(model.buffers()),
+    )
+
+
+def _validation_examples(problem: Problem) -> int:
+    return len(problem.target_validation.dataset)  # type: ignore[arg-type]  # checked by Problem
