@@ -204,11 +204,11 @@ def count_passes(settings: Settings, problem: Problem, rounds: Sequence[Stretch]
     def of(r: Stretch) -> float:
         # The vertices of the search are the branches themselves, which are scored anyway.
         blends = count_blends(settings, r.branches)
-        if settings.search_examples is None:
-            count: float = r.branches + blends
-        else:
-            count = r.branches + (1 if blends else 0) + share * (r.branches + blends)
-        count += settings.floor
+        count: float = r.branches + blends + settings.floor
+        if settings.search_examples is not None:
+            # Fixed coefficients are not searched, so their one blend is scored on all examples only.
+            searched = blends if settings.search_for(r.branches).guarded else 0
+            count = r.branches + (blends > 0) + settings.floor + share * (r.branches + searched)
         return count + (math.ceil(r.steps / every) * r.branches if snapshots else 0)
 
     # One pass before training tries the metrics, one at the end measures what is returned.
