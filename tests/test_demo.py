@@ -203,6 +203,13 @@ def test_the_conclusion_names_what_was_kept_and_what_was_refused():
     assert "highest mean" not in said
 
 
+def test_the_conclusion_can_say_that_nothing_was_kept():
+    methods = _methods([0.86, 0.88])
+    methods["fork"]["mean_coefficients"] = [{"alone": 1.0, "a": 0.0, "b": 0.0, "c": 0.0}]
+    said = " ".join(conclude(methods, "single", ["fork"], ["a", "b", "c"]))
+    assert "the merges refused a (0.00), b (0.00) and c (0.00): mean" in said
+
+
 def test_the_conclusion_admits_harm_chance_and_a_better_method():
     worse = " ".join(conclude(_methods([0.70, 0.72]), "single", ["fork"], ["a", "b", "c"]))
     assert "fork: worse than single-task, 71.0% against 81.0% (-10.0 points), on 2 of 2 seeds" in worse

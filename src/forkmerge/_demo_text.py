@@ -144,11 +144,15 @@ def _choice(method: Mapping[str, Any], auxiliaries: Sequence[str]) -> str:
         share = mean(coefficients.get(task, 0.0) for coefficients in rounds)
         word = "kept" if share >= even else "used a little of" if share >= even / 2 else "refused"
         said[word].append(f"{task} ({share:.2f})")
-    parts = [f"{word} {' and '.join(tasks)}" for word, tasks in said.items() if tasks]
+    parts = [f"{word} {_listed(tasks)}" for word, tasks in said.items() if tasks]
     return (
         f"With one branch per auxiliary, the merges {', '.join(parts)}: mean coefficients, of which {even:.2f} would "
         "be an even share."
     )
+
+
+def _listed(items: Sequence[str]) -> str:
+    return " and ".join([", ".join(items[:-1]), items[-1]] if len(items) > 1 else items)
 
 
 def _verdict(name: str, method: Mapping[str, Any], single: Mapping[str, Any]) -> str:
