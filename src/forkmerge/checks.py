@@ -16,7 +16,7 @@ from forkmerge.feed import batches, move
 from forkmerge.mixtures import check_mixtures, reference_branch, scale_auxiliaries
 from forkmerge.order import derive, random_state_kept, set_random_state
 from forkmerge.problem import Context, Problem, Stream
-from forkmerge.scoring import Criterion, device_of, measure
+from forkmerge.scoring import Criterion, device_of, measure, modes_kept
 
 
 def check_run(problem: Problem, model: nn.Module, training: Training, settings: Any, seed: int) -> None:
@@ -31,9 +31,10 @@ def check_run(problem: Problem, model: nn.Module, training: Training, settings: 
     """
     probes = settings.constructor.probes(problem)
     mixtures = settings.constructor.build(problem, dict.fromkeys((p.name for p in probes), 0.0))
+    check_mixtures(problem, mixtures)
     mixtures = [scale_auxiliaries(m, problem.target, settings.auxiliary_scale) for m in mixtures]
-    check_mixtures(problem, [*mixtures])
-    settings.search_for(len(mixtures)).check(len(mixtures))
+    check_mixtures(problem, mixtures)
+    check_search(settings, len(mixtures))
     directions = problem.target_validation.directions
     criterion = Criterion(directions)
     if settings.reference is not None:
@@ -62,6 +63,18 @@ def check_run(problem: Problem, model: nn.Module, training: Training, settings: 
         model.zero_grad(set_to_none=True)
 
 
+def check_search(settings: Any, branches: int) -> None:
+    """Refuse a search that cannot serve the branches there are, or those that pruning leaves."""
+    settings.search_for(branches).check(branches)
+    for fewer in range(min(settings.prune_to or 0, branches - 1), 0, -1):
+        try:
+            settings.search_for(fewer).check(fewer)
+        except ProblemError as error:
+            raise ProblemError(
+                f"prune_to={settings.prune_to} may leave fewer branches than the search can merge: {error}"
+            ) from None
+
+
 def check_stream(
     name: str, stream: Stream, model: nn.Module, mixtures: list[Mixture], training: Training, seed: int
 ) -> None:
@@ -70,12 +83,11 @@ def check_stream(
     if not tasks:
         return
     device = device_of(model)
-    was_training = model.training
-    model.train()
     try:
         batch = move(next(batches(name, stream, [0], seed)), device)
         set_random_state(derive(seed, name, "check"))
-        with training.autocast(device):
+        with modes_kept(model), training.autocast(device):
+            model.train()
             losses = stream.losses(model, batch, tasks, Context(0, seed))
     except ValueError as error:
         if "more than 1 value per channel" not in str(error):
@@ -84,8 +96,6 @@ def check_stream(
             f"stream {name!r} has batches of {stream.batch_size} and the model a BatchNorm layer that sees one value "
             "per channel there: use a batch size of at least 2, or another normalisation."
         ) from None
-    finally:
-        model.train(was_training)
     check_losses(name, tasks, losses)
 
 

@@ -119,6 +119,12 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def is_unused(folder: Path) -> bool:
+    """Tell whether there is nothing to protect: no folder, or what a kill while one was made leaves in it."""
+    leftovers = {"lock", f"{TEMPORARY}config.json"}
+    return not folder.exists() or (folder.is_dir() and {item.name for item in folder.iterdir()} <= leftovers)
+
+
 def discard(folder: Path) -> None:
     """Remove `folder`, if there is one, never leaving half of it under its name."""
     if folder.exists():

@@ -95,18 +95,20 @@ class Stream:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tasks", (self.tasks,) if isinstance(self.tasks, str) else tuple(self.tasks))
+        served = ", ".join(map(str, self.tasks))
         if isinstance(self.dataset, IterableDataset) or not hasattr(self.dataset, "__getitem__"):
             raise ProblemError(
-                f"the stream of {', '.join(self.tasks)} has an iterable data set, whose order cannot be a function "
+                f"the stream of {served} has an iterable data set, whose order cannot be a function "
                 "of the step. Pass a map-style data set (__len__ and __getitem__), e.g. a memory map of the rows."
             )
         if not self.tasks:
             raise ProblemError("a stream must serve at least one task: give `tasks`.")
-        if not isinstance(self.batch_size, int) or self.batch_size < 1:
-            raise ProblemError(
-                f"the batch size of the stream of {', '.join(self.tasks)} must be a positive integer, "
-                f"got {self.batch_size!r}."
-            )
+        _check_batch_size(f"the stream of {served}", self.batch_size)
+
+
+def _check_batch_size(where: str, size: object) -> None:
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise ProblemError(f"the batch size of {where} must be a positive integer, got {size!r}.")
 
 
 def predict_pair(model: nn.Module, batch: Any) -> tuple[Any, Any]:
@@ -146,6 +148,7 @@ class Evaluation:
             object.__setattr__(self, "metrics", {name: self.metrics})
         if not self.metrics:
             raise ProblemError("an evaluation needs at least one metric.")
+        _check_batch_size("an evaluation", self.batch_size)
         for name in self.higher_is_better:
             if name not in self.metrics:
                 raise ProblemError("higher_is_better: " + unknown_name("metric", name, self.metrics))

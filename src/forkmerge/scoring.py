@@ -18,16 +18,22 @@ from forkmerge.problem import Evaluation, Metric
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put the model in evaluation mode without gradients; every module gets its own mode back on exit."""
+def modes_kept(model: nn.Module) -> Iterator[None]:
+    """Give every module its own training or evaluation mode back on exit."""
     modes = [(module, module.training) for module in model.modules()]
-    model.eval()
     try:
-        with torch.no_grad():
-            yield
+        yield
     finally:
         for module, training in modes:
             module.training = training
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put the model in evaluation mode without gradients; every module gets its own mode back on exit."""
+    with modes_kept(model), torch.no_grad():
+        model.eval()
+        yield
 
 
 def measure(
@@ -128,7 +134,8 @@ def _number(name: str, value: Any) -> float:
     try:
         return float(value)
     except (TypeError, ValueError, RuntimeError):
-        raise ProblemError(f"metric {name!r} must give one number, got {value!r}.") from None
+        got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
+        raise ProblemError(f"metric {name!r} must give one number, got {got}.") from None
 
 
 def _concatenate(parts: list[Any]) -> Any:

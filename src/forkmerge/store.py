@@ -66,9 +66,7 @@ class RunFolder:
         if tensors:
             raise StoreError(f"config.{next(iter(tensors))}: a config cannot hold a tensor.")
         with explained(f"create the run folder {path}"):
-            names = {item.name for item in path.iterdir()} if path.is_dir() else {path.name}
-            # A kill during `create` leaves these two and no config: nothing to protect.
-            if path.exists() and names - {"lock", f"{TEMPORARY}config.json"}:
+            if not disk.is_unused(path):
                 advice = f"choose another folder or continue it with `forkmerge resume {path}`"
                 raise StoreError(f"{path} exists and is not an empty folder: {advice}.")
             path.mkdir(parents=True, exist_ok=True)

@@ -20,6 +20,7 @@ from forkmerge.algorithms._rounds import Observe, Rounds
 from forkmerge.algorithms._settings import Settings
 from forkmerge.branch import Precision, Training
 from forkmerge.checks import check_run
+from forkmerge.disk import is_unused
 from forkmerge.errors import ProblemError, StoreError
 from forkmerge.execution import Job, open_crew
 from forkmerge.methods import method_from
@@ -104,9 +105,8 @@ class Algorithm(ABC):
             method=method_from(settings.method),
             gradients=gradients,
         )
-        for name, value in (("steps", steps), ("workers", workers)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ProblemError(f"{name} must be a positive integer, got {value!r}.")
+        _check_counts(steps=steps, workers=workers)
+        _check_counts(may_be_none=True, threads=threads, checkpoint_every=checkpoint_every)
         module = build_model(model, seed)
         if settings.keep_branches and folder is None:
             raise ProblemError("keep_branches=True needs a folder to keep them in: pass folder=….")
@@ -121,12 +121,12 @@ class Algorithm(ABC):
             "source": dict(source or {}),
         }
         facts = environment(threads, device_of(module))
-        store, notes = _open_store(folder, resume, config, facts)
-        with store:
-            done = store.result()
-            if done is not None:
-                return _finished(done, module, store)
-            with open_crew(job, workers) as crew:
+        with open_crew(job, workers) as crew:  # before the folder: it finds out what cannot be trained
+            store, notes = _open_store(folder, resume, config, facts)
+            with store:
+                done = store.result()
+                if done is not None:
+                    return _finished(done, module, store)
                 rounds = Rounds(settings, crew, steps, store=store, observe=observe, checkpoint_every=checkpoint_every)
                 try:
                     progress = rounds.run()
@@ -136,6 +136,14 @@ class Algorithm(ABC):
                 progress.notes.extend(note for note in (*notes, *store.warnings) if note not in progress.notes)
                 run = _to_run(type(self).__name__, problem.target, steps, config, facts, progress)
                 return _complete(run, crew.bench, progress, store)
+
+
+def _check_counts(*, may_be_none: bool = False, **counts: object) -> None:
+    for name, value in counts.items():
+        if value is None and may_be_none:
+            continue
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ProblemError(f"{name} must be a positive integer, got {value!r}.")
 
 
 def build_model(model: ModelOrFactory, seed: int) -> nn.Module:
@@ -162,7 +170,7 @@ def fixed_hash(model: nn.Module) -> str:
 
 def _stored_threads(folder: str | os.PathLike[str] | None, resume: bool) -> int | None:
     """Threads are resolved once: a resumed run goes on with its own number, whatever the machine has now."""
-    if folder is None or not resume or not Path(folder).exists():
+    if folder is None or not resume or is_unused(Path(folder)):
         return None
     stored: int = RunFolder.open(folder, lock=False).config["training"]["threads"]
     return stored
@@ -175,7 +183,7 @@ def _open_store(
         if resume:
             raise StoreError("resume=True needs the folder of the run: pass folder=….")
         return NoStore(), []
-    if not resume or not Path(folder).exists():
+    if not resume or is_unused(Path(folder)):
         return RunFolder.create(folder, {**config, "environment": facts}), []
     store = RunFolder.open(folder)
     for key, value in config.items():

@@ -55,7 +55,8 @@ class Settings:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise ProblemError(f"{name} must be a positive integer, got {value!r}.")
-        if not (math.isfinite(self.auxiliary_scale) and self.auxiliary_scale > 0):
+        scale = self.auxiliary_scale
+        if not isinstance(scale, int | float) or not (math.isfinite(scale) and scale > 0):
             raise ProblemError(f"auxiliary_scale must be positive and finite, got {self.auxiliary_scale!r}.")
 
     @property
