@@ -75,22 +75,41 @@ def task_gradient(
     ]
 
 
+@dataclass
+class Plan:
+    """Which parameters each task of a step reaches, and the memory for the shared ones; the same for most steps."""
+
+    reached: list[tuple[bool, ...]]
+    shared: SharedLayout
+
+
+Plans = dict[tuple[str, ...], Plan]
+"""Plans of earlier steps by their tasks."""
+
+
 class TaskGradients:
     """The gradients of all tasks of a step, summed over its micro-batches.
 
+    A gradient is moved into the matrix as soon as it is there, if the last step with the same tasks reached the same
+    parameters, so that only one task's gradient is ever held twice.
+
     Args:
         parameters: All trainable parameters.
+        tasks: The K tasks of the step.
+        plans: Plans of earlier steps; this step's is added.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        self.parameters = list(parameters)
-        self.tasks: list[str] = []
-        self._grads: list[list[Tensor | None]] = []
-        self._layout: SharedLayout | None = None
+    def __init__(self, parameters: Sequence[nn.Parameter], tasks: Sequence[str], plans: Plans) -> None:
+        self.parameters, self.tasks = list(parameters), list(tasks)
         self.matrix: dict[str, Tensor] = {}
+        self._plans = plans
+        self._plan = plans.get(tuple(tasks))
+        self._own: list[list[Tensor | None]] = [[] for _ in tasks]
+        if self._plan is not None:
+            self.matrix = self._plan.shared.matrix(len(self.tasks))
 
     def add(self, losses: Sequence[TaskLoss]) -> None:
-        """Add one micro-batch; a task that had no label in earlier ones joins now."""
+        """Add one micro-batch; a task may have no label in it."""
         last_use = {id(made): index for index, item in enumerate(losses) for made, _ in item.cuts}
         uncut = [index for index, item in enumerate(losses) if not item.cuts]
         for index, item in enumerate(losses):
@@ -98,33 +117,58 @@ class TaskGradients:
                 keep = any(last_use[id(made)] > index for made, _ in item.cuts)
             else:
                 keep = index != uncut[-1]  # two losses of one stream may share a graph
-            grads = task_gradient(item.scaled, item.cuts, self.parameters, keep)
-            if item.task not in self.tasks:
-                self.tasks.append(item.task)
-                self._grads.append(grads)
-                continue
             row = self.tasks.index(item.task)
-            self._grads[row] = [
-                new if old is None else old if new is None else old + new
-                for old, new in zip(self._grads[row], grads, strict=True)
-            ]
+            grads = task_gradient(item.scaled, item.cuts, self.parameters, keep)
+            if self._own[row]:
+                grads = self._plus(grads, row)
+            self._own[row] = grads
+            self._stream(row)
 
-    def build(self, layouts: dict[tuple[int, ...], SharedLayout]) -> None:
-        """Move shared gradients into one matrix per dtype.
+    def build(self) -> None:
+        """Move shared gradients into one matrix per dtype, unless they are there already."""
+        if self._plan is not None:
+            return
+        reached = [tuple(g is not None for g in grads) for grads in self._own]
+        counts = [sum(column) for column in zip(*reached, strict=True)]
+        shared = SharedLayout(self.parameters, [i for i, count in enumerate(counts) if count > 1])
+        self._plan = self._plans[tuple(self.tasks)] = Plan(reached, shared)
+        self.matrix = shared.matrix(len(self.tasks))
+        for row in range(len(self.tasks)):
+            self._stream(row)
 
-        Args:
-            layouts: A cache of layouts by the shared parameters' positions.
-        """
-        reached = [sum(grads[i] is not None for grads in self._grads) for i in range(len(self.parameters))]
-        shared = tuple(i for i, count in enumerate(reached) if count > 1)
-        if shared not in layouts:
-            layouts[shared] = SharedLayout([self.parameters[i] for i in shared])
-        self._layout = layouts[shared]
-        self.matrix = self._layout.new_matrix(len(self.tasks))
-        for row, grads in enumerate(self._grads):
-            self._layout.write(self.matrix, row, [grads[i] for i in shared])
-            for i in shared:
-                grads[i] = None
+    def _stream(self, row: int) -> None:
+        """Move a task's shared gradients into the matrix if it reaches what the plan says; else give up the plan."""
+        if self._plan is None:
+            return
+        grads = self._own[row]
+        if tuple(g is not None for g in grads) != self._plan.reached[row]:
+            self._unplan(row)
+            return
+        self._plan.shared.write(row, len(self.tasks), grads)
+        for i in self._plan.shared.positions:
+            grads[i] = None
+
+    def _plus(self, grads: list[Tensor | None], row: int) -> list[Tensor | None]:
+        """Add the gradients of an earlier micro-batch."""
+        before = self._own[row] if self._plan is None else self._whole(row)
+        return [
+            new if old is None else old if new is None else old + new for old, new in zip(before, grads, strict=True)
+        ]
+
+    def _whole(self, row: int) -> list[Tensor | None]:
+        """A task's gradients with those already in the matrix."""
+        assert self._plan is not None
+        grads = list(self._own[row])
+        for i, view in zip(self._plan.shared.positions, self._plan.shared.views(row, len(self.tasks)), strict=True):
+            if self._plan.reached[row][i]:
+                grads[i] = view.clone()
+        return grads
+
+    def _unplan(self, current: int) -> None:
+        for row in range(len(self.tasks)):
+            if self._own[row] and row != current:
+                self._own[row] = self._whole(row)
+        self._plan = None
 
     def gramian(self) -> Tensor:
         """Return G_ij = ⟨g_i, g_j⟩ over the shared parameters, [K, K], on the device."""
@@ -137,7 +181,7 @@ class TaskGradients:
         """Forget one task's gradient, e.g. because it is not finite."""
         for block in self.matrix.values():
             block[row].zero_()
-        self._grads[row] = [None] * len(self.parameters)
+        self._own[row] = [None] * len(self.parameters)
 
     def apply(self, weights: Tensor | Array, head_weights: Sequence[float] | None = None) -> None:
         """Set `.grad` of shared parameters to Σ_k w_k g_k, and of heads to their own gradients.
@@ -154,9 +198,9 @@ class TaskGradients:
 
     def apply_direction(self, directions: dict[str, Tensor], head_weights: Sequence[float] | None = None) -> None:
         """Set `.grad` of shared parameters to a given direction, one vector per matrix block."""
-        assert self._layout is not None
-        self._layout.assign(directions)
-        for row, grads in enumerate(self._grads):
+        assert self._plan is not None
+        self._plan.shared.assign(directions)
+        for row, grads in enumerate(self._own):
             own = [(p, g) for p, g in zip(self.parameters, grads, strict=True) if g is not None]
             if head_weights is not None and own:
                 torch._foreach_mul_([g for _, g in own], float(head_weights[row]))
@@ -165,39 +209,56 @@ class TaskGradients:
 
 
 class SharedLayout:
-    """Where shared parameters lie in the matrix's columns; one block per dtype."""
+    """Where shared parameters lie in the matrix's columns; one block per dtype.
 
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
+    Args:
+        parameters: All trainable parameters.
+        positions: Which of them are shared.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], positions: list[int]) -> None:
+        self.positions = positions
+        self.parameters = [parameters[i] for i in positions]
         holder = nn.Module()
-        holder.shared = nn.ParameterList(parameters)
-        self.layout = Layout(holder) if parameters else None
-        self.parameters = parameters
+        holder.shared = nn.ParameterList(self.parameters)
+        self.layout = Layout(holder)
+        self._blocks: dict[int, dict[str, Tensor]] = {}
+        self._views: dict[int, list[list[Tensor]]] = {}
 
-    def new_matrix(self, tasks: int) -> dict[str, Tensor]:
-        """Return blocks of zeros [K, n]: zeros, because padding between parameters is part of a row."""
-        if self.layout is None:
-            return {}
-        firsts = {place.row: p for place, p in reversed(list(zip(self.layout.places, self.parameters, strict=True)))}
-        return {
-            row: torch.zeros(tasks, size, dtype=firsts[row].dtype, device=firsts[row].device)
-            for row, size in self.layout.sizes.items()
-        }
+    def matrix(self, tasks: int) -> dict[str, Tensor]:
+        """Return blocks [K, n] to write gradients into; the same memory every step, its padding always zero.
 
-    def write(self, matrix: dict[str, Tensor], row: int, gradients: Sequence[Tensor | None]) -> None:
-        """Write one task's gradients into a row."""
-        if self.layout is None:
-            return
-        pairs = [
-            (place.view(matrix[place.row][row]), gradient)
-            for place, gradient in zip(self.layout.places, gradients, strict=True)
-            if gradient is not None
-        ]
-        torch._foreach_copy_([view for view, _ in pairs], [_dense(gradient) for _, gradient in pairs])
+        Fresh memory of this size would cost more than the arithmetic done on it.
+        """
+        if tasks not in self._blocks:
+            pairs = zip(self.layout.places, self.parameters, strict=True)
+            firsts = {place.row: parameter for place, parameter in reversed(list(pairs))}
+            blocks = {
+                row: torch.zeros(tasks, size, dtype=firsts[row].dtype, device=firsts[row].device)
+                for row, size in self.layout.sizes.items()
+            }
+            self._blocks[tasks] = blocks
+            self._views[tasks] = [
+                [place.view(blocks[place.row][k]) for place in self.layout.places] for k in range(tasks)
+            ]
+        return self._blocks[tasks]
+
+    def views(self, row: int, tasks: int) -> list[Tensor]:
+        """Return one task's row as tensors of the parameters' shapes."""
+        return self._views[tasks][row]
+
+    def write(self, row: int, tasks: int, gradients: Sequence[Tensor | None]) -> None:
+        """Write one task's gradients, given for all parameters, into its row; what it does not reach is zero."""
+        pairs = list(zip(self.views(row, tasks), (gradients[i] for i in self.positions), strict=True))
+        missing = [view for view, gradient in pairs if gradient is None]
+        if missing:
+            torch._foreach_zero_(missing)
+        found = [(view, _dense(gradient)) for view, gradient in pairs if gradient is not None]
+        if found:
+            torch._foreach_copy_([view for view, _ in found], [gradient for _, gradient in found])
 
     def assign(self, directions: dict[str, Tensor]) -> None:
         """Let the parameters' gradients be views of the direction."""
-        if self.layout is None:
-            return
         for place, parameter in zip(self.layout.places, self.parameters, strict=True):
             parameter.grad = place.view(directions[place.row])
 
@@ -221,17 +282,17 @@ class RepresentationGradients(TaskGradients):
                 "gradients at the representation need one that all tasks share: mark it in the losses with "
                 "z = context.shared(encoder(x)), or use gradients='parameters'."
             )
-        self.cuts, self.tasks = list(cuts), [item.task for item in losses]
+        self.cuts = list(cuts)
         leaves = [leaf for _, leaf in cuts]
         rows = []
         for item in losses:
             found = torch.autograd.grad(item.scaled, [*leaves, *self.parameters], allow_unused=True, retain_graph=True)
             at = [torch.zeros_like(z) if g is None else g for z, g in zip(leaves, found, strict=False)]
             rows.append(torch.cat([g.reshape(-1) for g in at]))
-            self._grads.append(list(found[len(leaves) :]))
+            self._own[self.tasks.index(item.task)] = list(found[len(leaves) :])
         self.matrix = {"representation": torch.stack(rows)}
 
-    def build(self, layouts: dict[tuple[int, ...], SharedLayout]) -> None:
+    def build(self) -> None:
         """Do nothing: the matrix is there already."""
 
     def apply_direction(self, directions: dict[str, Tensor], head_weights: Sequence[float] | None = None) -> None:
@@ -240,7 +301,7 @@ class RepresentationGradients(TaskGradients):
         parts = directions["representation"].split(sizes)
         pairs = [(z, part.view_as(z)) for (z, _), part in zip(self.cuts, parts, strict=True) if z.requires_grad]
         torch.autograd.backward([z for z, _ in pairs], [part for _, part in pairs])
-        for row, grads in enumerate(self._grads):
+        for row, grads in enumerate(self._own):
             for parameter, gradient in zip(self.parameters, grads, strict=True):
                 if gradient is None:
                     continue

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from forkmerge.feed import batches, move
-from forkmerge.gradients import RepresentationGradients, SharedLayout, TaskGradients, TaskLoss
+from forkmerge.gradients import Plans, RepresentationGradients, TaskGradients, TaskLoss
 from forkmerge.methods._base import (
     GramianMethod,
     LossMethod,
@@ -65,7 +65,7 @@ class Loop:
             active, active.index(problem.target) if problem.target in active else None, self._epoch(), self.device
         )
         self.method_state = method_state
-        self._layouts: dict[tuple[int, ...], SharedLayout] = {}
+        self._plans: Plans = {}
         self._cuts = self.method is not None and not isinstance(self.method, LossMethod)
         self.last_batches: list[tuple[str, Any, int]] = []
         if self.method is not None and not method_state:
@@ -218,14 +218,14 @@ class Loop:
 
     def _weigh_gradients(self, micros: list[list[TaskLoss]], present: list[str], step: int) -> None:
         kind = RepresentationGradients if self.training.gradients == "representation" else TaskGradients
-        gradients = kind(self.bench.layout.parameters)
+        gradients = kind(self.bench.layout.parameters, present, self._plans)
         scaler = self.bench.scaler
         for losses in micros:
             order = sorted(losses, key=lambda item: present.index(item.task))
             for item in order:
                 item.scaled = scaler.scale(item.scaled)
             gradients.add(order)
-        gradients.build(self._layouts)
+        gradients.build()
         scale = scaler.get_scale() if scaler.is_enabled() else 1.0  # gradients stay scaled, for the scaler's own step
         gramian = gradients.gramian().double().cpu().numpy() / scale**2  # the one read-back of a step
         good = self._usable(gradients, gramian)
