@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -58,12 +59,20 @@ class Embedding(nn.Module):
 
 
 class MultiTask(nn.Module):
-    """A shared encoder and one linear head per task."""
+    """A shared encoder and one head per task: linear, or a tower with hidden layers."""
 
-    def __init__(self, encoder: nn.Module, width: int, tasks: Sequence[str]) -> None:
+    def __init__(self, encoder: nn.Module, widths: Sequence[int], tasks: Sequence[str]) -> None:
         super().__init__()
         self.encoder = encoder
-        self.heads = nn.ModuleDict({task: nn.Linear(width, CLASSES) for task in tasks})
+        self.heads = nn.ModuleDict({task: tower(widths) for task in tasks})
+
+
+def tower(widths: Sequence[int]) -> nn.Module:
+    """Linear layers from width to width, then the classes."""
+    layers: list[nn.Module] = []
+    for inputs, outputs in pairwise(widths):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(widths[-1], CLASSES))
 
 
 class Case:
@@ -72,7 +81,7 @@ class Case:
     Args:
         name: How tables call it.
         encoder: Makes the encoder.
-        width: Width of its output.
+        widths: Width of its output, then of the hidden layers of each head.
         inputs: All training inputs.
         tasks: How many tasks.
         batch: Examples per batch.
@@ -83,7 +92,7 @@ class Case:
         self,
         name: str,
         encoder: Callable[[], nn.Module],
-        width: int,
+        widths: Sequence[int],
         inputs: Tensor,
         tasks: int,
         batch: int,
@@ -94,12 +103,12 @@ class Case:
         self.inputs = inputs
         generator = torch.Generator().manual_seed(1)
         self.labels = [torch.randint(0, CLASSES, (len(inputs),), generator=generator) for _ in self.tasks]
-        self._encoder, self._width = encoder, width
+        self._encoder, self._widths = encoder, widths
 
     def model(self) -> MultiTask:
         """A fresh network, the same every time."""
         torch.manual_seed(0)
-        return MultiTask(self._encoder(), self._width, self.tasks)
+        return MultiTask(self._encoder(), self._widths, self.tasks)
 
     def problem(self) -> fm.Problem:
         """The library's view of it."""
@@ -149,17 +158,17 @@ def conv_case(tasks: int, own_inputs: bool = False) -> Case:
     """A ResNet-18-like network at 32×32."""
     images = torch.randn(256, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     name = f"conv K={tasks}" + (", own inputs" if own_inputs else "")
-    return Case(name, resnet, 128, images, tasks, 32, own_inputs)
+    return Case(name, resnet, [128], images, tasks, 32, own_inputs)
 
 
 def mlp_case(tasks: int, own_inputs: bool = False) -> Case:
     """Embedding and MLP."""
     rows = torch.randint(0, 2000, (4096, 16), generator=torch.Generator().manual_seed(0))
     name = f"MLP K={tasks}" + (", own inputs" if own_inputs else "")
-    return Case(name, Embedding, 128, rows, tasks, 256, own_inputs)
+    return Case(name, Embedding, [128, 64], rows, tasks, 256, own_inputs)
 
 
 def large_embedding_case(tasks: int) -> Case:
     """The same with an embedding table of five million parameters."""
     rows = torch.randint(0, 312_500, (4096, 16), generator=torch.Generator().manual_seed(0))
-    return Case(f"5M embedding K={tasks}", lambda: Embedding(312_500), 128, rows, tasks, 256)
+    return Case(f"5M embedding K={tasks}", lambda: Embedding(312_500), [128, 64], rows, tasks, 256)

@@ -19,6 +19,8 @@ from forkmerge.errors import ProblemError
 from forkmerge.state import Layout
 
 Array = npt.NDArray[np.float64]
+_LONG_ROW = 1 << 18  # below, one matrix product is as fast
+
 Cut = tuple[Tensor, Tensor]
 """A declared shared representation: the tensor the encoder made, and the leaf that the heads saw instead."""
 
@@ -172,7 +174,7 @@ class TaskGradients:
 
     def gramian(self) -> Tensor:
         """Return G_ij = ⟨g_i, g_j⟩ over the shared parameters, [K, K], on the device."""
-        blocks = [block @ block.mT for block in self.matrix.values()]
+        blocks = [_gramian(block) for block in self.matrix.values()]
         if not blocks:
             return torch.zeros(len(self.tasks), len(self.tasks))
         return blocks[0] if len(blocks) == 1 else torch.stack([b.to(blocks[0]) for b in blocks]).sum(0)
@@ -261,6 +263,17 @@ class SharedLayout:
         """Let the parameters' gradients be views of the direction."""
         for place, parameter in zip(self.layout.places, self.parameters, strict=True):
             parameter.grad = place.view(directions[place.row])
+
+
+def _gramian(block: Tensor) -> Tensor:
+    """Return block @ blockᵀ; long rows by matrix–vector products, which read them at the speed of memory."""
+    tasks, size = block.shape
+    if size < _LONG_ROW:
+        return block @ block.mT
+    result = block.new_empty(tasks, tasks)
+    for k in range(tasks):
+        result[k, k:] = result[k:, k] = torch.mv(block[k:], block[k])
+    return result
 
 
 def _dense(gradient: Tensor) -> Tensor:
