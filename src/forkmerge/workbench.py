@@ -88,14 +88,7 @@ class Workbench:
     def attach_weights(self, state: State) -> None:
         """Point the module at a state's parameters and buffers: enough to evaluate it."""
         self._point_parameters(state)
-        for owner, key, name, buffer in self._buffers():
-            value = state.buffers.get(name, self.own_buffers.get(name))
-            if value is None:
-                continue
-            if buffer.shape == value.shape and buffer.dtype == value.dtype:
-                buffer.copy_(value)
-            else:
-                owner._buffers[key] = value.clone()
+        self._write_buffers({**self.own_buffers, **state.buffers})
 
     def capture(self, state: State) -> None:
         """Write what is not a view of the attached state's rows into it: new optimizer tensors, buffers, counters."""
@@ -136,9 +129,7 @@ class Workbench:
 
     def restore_buffers(self) -> None:
         """Give the module its own buffers back, as they were when the bench was made."""
-        for owner, key, name, _ in list(self._buffers()):
-            if name in self.own_buffers:
-                owner._buffers[key] = self.own_buffers[name].clone()
+        self._write_buffers(self.own_buffers)
 
     def release(self, state: State) -> None:
         """Leave the module with a state's weights in memory of its own, independent of any row."""
@@ -175,6 +166,17 @@ class Workbench:
             self.scheduler.load_state_dict(copy.deepcopy(state.scheduler))
         if state.scaler:
             self.scaler.load_state_dict(dict(state.scaler))
+
+    def _write_buffers(self, values: dict[str, Tensor]) -> None:
+        """Copy values into the module's buffers: in place where they fit, since modules may share one."""
+        for owner, key, name, buffer in list(self._buffers()):
+            value = values.get(name)
+            if value is None:
+                continue
+            if buffer.shape == value.shape and buffer.dtype == value.dtype:
+                buffer.copy_(value)
+            else:
+                owner._buffers[key] = value.clone()
 
     def _adopt(self, state: State, index: int, key: str, value: Any) -> bool:
         """Move an optimizer tensor of the parameter's shape into its row; False if it does not belong in one."""

@@ -114,10 +114,13 @@ class Rounds:
         probes = constructor.probes(self.job.problem)
         segments = [Segment("search", probe, constructor.probe_steps) for probe in probes]
         scores: dict[str, float] = {}
-        for probe, result in zip(probes, self.crew.train(segments, [initial.clone() for _ in probes]), strict=True):
-            scores[probe.name] = self.judge.score(result.state)
-            self._emit("probe", branch=probe.name, score=scores[probe.name], step=result.state.step)
-        self.bench.attach(initial)
+        results = self.crew.train(segments, [initial.clone() for _ in probes])
+        try:
+            for probe, result in zip(probes, results, strict=True):
+                scores[probe.name] = self.judge.score(result.state)
+                self._emit("probe", branch=probe.name, score=scores[probe.name], step=result.state.step)
+        finally:
+            self.bench.attach(initial)  # nothing is saved yet: a second attempt starts from the module itself
         return scores
 
     def _last_step(self) -> int:
