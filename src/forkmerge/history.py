@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from pathlib import Path
@@ -65,7 +66,7 @@ class Story:
     def how_to_resume(self) -> str:
         """What to type to continue the run."""
         if self.source:
-            return f"forkmerge resume {self.path}"
+            return f"forkmerge resume {shlex.quote(str(self.path))}"
         return f"fit(…, folder={str(self.path)!r}, resume=True) in the program that started it"
 
     def to_row(self) -> dict[str, Any]:
