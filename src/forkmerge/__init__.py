@@ -1,6 +1,6 @@
 """Auxiliary-task learning that cannot hurt the target: fork, train, merge what helps, repeat."""
 
-from forkmerge.algorithms import Algorithm, ForkMerge, Joint, SingleTask
+from forkmerge.algorithms import Algorithm, ForkMerge, Joint, PostTrain, SingleTask, WeightGrid, pareto_front
 from forkmerge.branch import Mixture, Training
 from forkmerge.errors import ConfigError, ForkMergeError, ProblemError, StoreError
 from forkmerge.factories import OptimizerOf, SchedulerOf
@@ -36,6 +36,7 @@ __all__ = [
     "NestedTopK",
     "OptimizerOf",
     "PerAuxiliary",
+    "PostTrain",
     "Problem",
     "ProblemError",
     "Recipe",
@@ -46,10 +47,12 @@ __all__ = [
     "StoreError",
     "Stream",
     "Training",
+    "WeightGrid",
     "accuracy",
     "fork",
     "load_recipe",
     "measure",
     "merge_states",
+    "pareto_front",
     "task_relevance",
 ]

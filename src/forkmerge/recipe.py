@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from forkmerge.algorithms import Algorithm, ForkMerge, Joint, SingleTask
+from forkmerge.algorithms import Algorithm, ForkMerge, Joint, PostTrain, SingleTask, WeightGrid
 from forkmerge.algorithms._fit import ModelOrFactory
 from forkmerge.errors import ConfigError, unknown_name
 from forkmerge.factories import OptimizerOf, SchedulerOf
@@ -25,7 +25,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-ALGORITHMS: dict[str, type[Algorithm]] = {cls.__name__: cls for cls in (ForkMerge, Joint, SingleTask)}
+_KINDS: tuple[type[Algorithm], ...] = (ForkMerge, Joint, SingleTask, PostTrain, WeightGrid)
+ALGORITHMS: dict[str, type[Algorithm]] = {cls.__name__: cls for cls in _KINDS}
 _KEYS = ("recipe", "arguments", "target", "steps", "seed", "optimizer", "scheduler", "training", "algorithm")
 _TRAINING = (
     "clip_norm",
