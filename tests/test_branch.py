@@ -172,6 +172,16 @@ class TestMissingLabels:
         assert same_bits(reference, often)
         assert not same_bits(once, often)
 
+    def test_the_schedule_goes_on_over_a_step_without_any_label(self) -> None:
+        def losses(model: nn.Module, batch: Any, tasks: Sequence[str], context: fm.Context) -> Any:
+            return {} if context.step % 2 else shared_losses(model, batch, tasks, context)
+
+        stream = fm.Stream(TensorDataset(*examples(16, 1)), losses, TASKS, 8)
+        problem = fm.Problem("tgt", [stream], evaluation())
+        state = train(seeded(plain_net), problem, steps=4, scheduler=fm.SchedulerOf("StepLR", step_size=1)).state
+        assert state.scheduler["last_epoch"] == 4
+        assert state.groups[0]["lr"] == pytest.approx(0.3 * 0.1**4)
+
 
 class TestWeights:
     def test_a_loss_weight_multiplies_the_gradient(self) -> None:

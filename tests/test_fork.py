@@ -420,8 +420,11 @@ class TestPairedLoaders:
             for branch in forked:
                 passes = []
                 for _ in range(2):
-                    passes.append([(x.tolist(), y.tolist(), torch.rand(1).item()) for x, y in branch.paired(loader)])
-                    torch.rand(5)
+                    drawn = []
+                    for inputs, labels in branch.paired(loader):
+                        drawn.append((inputs.tolist(), labels.tolist(), torch.rand(1).item()))
+                        torch.rand(len(branch.task_weights))  # a branch may use more randomness than another
+                    passes.append(drawn)
                 seen[branch.name] = passes
             assert seen["alone"] == seen["joint"]
             assert len(seen["alone"][0]) == 4

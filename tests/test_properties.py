@@ -295,6 +295,7 @@ class TestTheTestSplit:
         algorithm = fm.ForkMerge("per_auxiliary", interval=4, refit=True, floor=True, bn="recompute", search_examples=5)
         run = fit(algorithm, problem, noisy_net, folder=tmp_path / "run")
         assert run.test is None
+        assert problem.sealed().evaluations("test") == {}
         with pytest.raises(AssertionError, match="sealed"):
             fm.measure(run.model, problem.evaluations("test")["tgt"])
 

@@ -288,6 +288,16 @@ class TestDamage:
     def test_at_most_two_checkpoints_are_kept(self, killed: Path) -> None:
         assert len(list((killed / "checkpoints").iterdir())) == 2
 
+    def test_a_third_that_a_kill_left_behind_is_removed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        with monkeypatch.context() as patch, RunFolder.create(tmp_path / "run", {}) as folder:
+            patch.setattr(RunFolder, "_prune", lambda self: None)
+            for index in (1, 2, 3):
+                folder.save({"index": index}, index)
+        with RunFolder.open(tmp_path / "run") as folder:
+            assert folder.load() == {"index": 3}
+        kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+        assert kept == ["00000002", "00000003"]
+
 
 class TestFinishedRuns:
     def test_resuming_one_returns_it_without_training(self, whole: Whole, tmp_path: Path, monkeypatch: Any) -> None:

@@ -13,8 +13,11 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import forkmerge as fm
+from forkmerge.algorithms._judge import Judge
 from forkmerge.scoring import Criterion, evaluating
+from forkmerge.state import State
 from problems import (
+    SGD,
     Augmented,
     Counted,
     examples,
@@ -304,3 +307,20 @@ class TestBadScores:
         assert only.coefficients == {"alone": 1.0, "joint": 0.0}
         assert only.branches["joint"].fault == "its validation score is not finite"
         assert "round 1: branch 'joint' got coefficient 0: its validation score is not finite" in run.notes
+
+
+def test_what_was_measured_of_a_state_is_not_believed_of_another_at_its_address() -> None:
+    bench = fm.Training(SGD).bench(seeded(plain_net))
+    judge = Judge(bench, shared_problem(), None, None, seed=0)
+    first = bench.initial()
+    judge.metrics(state := first.clone())
+    assert set(judge.known_metrics(state)) == {"minus_loss"}
+    address, others = id(state), []
+    del state
+    while len(others) < 1000:
+        others.append(State(0, {}))
+        if id(others[-1]) == address:
+            break
+    assert id(others[-1]) == address, "memory that was freed should be used again"
+    assert judge.known_metrics(others[-1]) == {}
+    assert judge.seconds(others[-1]) == 0.0

@@ -102,8 +102,7 @@ class RunFolder:
         if index < (newest := max((int(folder.name) for folder in _numbered(places)), default=0)):
             raise StoreError(f"checkpoint {index} is older than the newest, {newest}: call load() first.")
         self._write_state(places / f"{index:08d}", value)
-        for folder in _numbered(places)[:-CHECKPOINTS_KEPT]:
-            disk.discard(folder)
+        self._prune()
 
     def load(self) -> Any | None:
         """Return the value of the newest undamaged checkpoint, or None, and make the folder match it.
@@ -128,6 +127,7 @@ class RunFolder:
             if self._record is not None:
                 for item in (*self.path.glob(f"{TEMPORARY}*"), *self.path.glob(f"*/{TEMPORARY}*")):
                     disk.remove(item)
+                self._prune()
                 self._record.truncate(offset)
                 disk.sync(self._record)
         return value
@@ -195,6 +195,10 @@ class RunFolder:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    def _prune(self) -> None:
+        for folder in _numbered(self.path / "checkpoints")[:-CHECKPOINTS_KEPT]:
+            disk.discard(folder)
 
     def _writable(self) -> BinaryIO:
         if self._record is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
+from weakref import ref
 
 from forkmerge.order import sample_indices
 from forkmerge.problem import Problem
@@ -36,7 +37,8 @@ class Judge:
         self.criterion = Criterion(self.evaluation.directions)
         self.search_examples = search_examples
         self._indices: list[int] | None = None
-        self._known: dict[int, tuple[dict[str, float], float]] = {}
+        # By identity, with a weak reference: a new state may get the address of one that is gone.
+        self._known: dict[int, tuple[ref[State], dict[str, float], float]] = {}
         if reference is not None:
             self.set_reference(reference)
 
@@ -57,7 +59,7 @@ class Judge:
         started = time.perf_counter()
         self.bench.attach_weights(state)
         values = measure(self.bench.model, self.evaluation, seed=self.seed)
-        self._known[id(state)] = values, time.perf_counter() - started
+        self._known[id(state)] = ref(state), values, time.perf_counter() - started
         return values
 
     def score(self, state: State, *, remeasure: bool = True) -> float:
@@ -77,8 +79,10 @@ class Judge:
 
     def known_metrics(self, state: State) -> dict[str, float]:
         """Return the metrics last measured for a state in this round; empty if it was not."""
-        return self._known.get(id(state), ({}, 0.0))[0]
+        measured, values, _ = self._known.get(id(state), (None, {}, 0.0))
+        return values if measured is not None and measured() is state else {}
 
     def seconds(self, state: State) -> float:
         """Return the time that measuring a state took in this round."""
-        return self._known.get(id(state), ({}, 0.0))[1]
+        measured, _, seconds = self._known.get(id(state), (None, {}, 0.0))
+        return seconds if measured is not None and measured() is state else 0.0
