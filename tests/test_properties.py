@@ -134,7 +134,7 @@ class TestNeverBelowTheBestBranch:
     def test_merged_validation_score_is_at_least_every_branch(self, search: fm.Search, examples_used: int) -> None:
         mixtures = "mixed" if isinstance(search, fm.Binary) else "per_auxiliary"
         algorithm = fm.ForkMerge(mixtures, interval=3, search=search, search_examples=examples_used)
-        for seed in range(3):
+        for seed in range(2):
             for finished in fit(algorithm, net=noisy_net, seed=seed).rounds:
                 assert finished.score >= max(branch.score for branch in finished.branches.values())
 
@@ -248,14 +248,14 @@ class TestTheSameRun:
     def test_loader_workers_do_not_change_a_bit(self, undisturbed: Any, workers: int) -> None:
         assert agrees(undisturbed, fit(BUSY, busy_problem(), noisy_net, steps=15, loader_workers=workers))
 
-    @pytest.mark.parametrize("every", [1, 2, 5])
+    @pytest.mark.parametrize("every", [1, 5])
     def test_segment_length_does_not_change_a_bit(self, undisturbed: Any, every: int, tmp_path: Path) -> None:
         cut = fit(BUSY, busy_problem(), noisy_net, steps=15, folder=tmp_path / "run", checkpoint_every=every)
         assert same_bits(undisturbed, cut)
         assert cut.coefficients == undisturbed.coefficients
         assert [r.candidates for r in cut.rounds] == [r.candidates for r in undisturbed.rounds]
 
-    @pytest.mark.parametrize("at", [1, 5, 9, 14, 20])
+    @pytest.mark.parametrize("at", [5, 14])  # test_resume.py goes through many more
     def test_killed_and_resumed_gives_the_same_bits(self, undisturbed: Any, at: int, tmp_path: Path) -> None:
         count = 0
 

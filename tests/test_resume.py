@@ -250,8 +250,16 @@ class TestDamage:
             go(tmp_path / "run", observe=stop_at(whole.events // 2))
         return tmp_path / "run"
 
-    @pytest.mark.parametrize("name", ["state.safetensors", "state.json", "manifest.json"])
-    @pytest.mark.parametrize("damage", ["truncated", "flipped", "missing"])
+    @pytest.mark.parametrize(
+        ("name", "damage"),
+        [
+            ("state.safetensors", "truncated"),
+            ("state.safetensors", "flipped"),
+            ("state.json", "flipped"),
+            ("manifest.json", "truncated"),
+            ("manifest.json", "missing"),
+        ],
+    )
     def test_a_damaged_newest_checkpoint_is_named_and_the_previous_one_used(
         self, killed: Path, whole: Whole, name: str, damage: str
     ) -> None:
