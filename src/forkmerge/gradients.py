@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from forkmerge.errors import ProblemError
-from forkmerge.state import Layout
+from forkmerge.sharing import Plans, values_of
 
 Array = npt.NDArray[np.float64]
 _LONG_ROW = 1 << 18  # below, one matrix product is as fast
@@ -33,12 +33,14 @@ class TaskLoss:
         task: Its name.
         raw: The loss as the problem gave it.
         scaled: Times the task weight, over the number of micro-batches: what is differentiated.
+        stream: Where it was computed; losses of one stream may share a graph, others do not.
         cuts: The representations declared on the way to it.
     """
 
     task: str
     raw: Tensor
     scaled: Tensor
+    stream: str = ""
     cuts: list[Cut] = field(default_factory=list)
 
 
@@ -56,37 +58,32 @@ def task_gradient(
         parameters: What to differentiate for.
         keep: Whether the encoder's graph is needed again by another task.
     """
+    if not loss.requires_grad:
+        return [None] * len(parameters)
     if not cuts:
         return list(torch.autograd.grad(loss, parameters, allow_unused=True, retain_graph=keep))
     leaves = [leaf for _, leaf in cuts]
     found = torch.autograd.grad(loss, [*leaves, *parameters], allow_unused=True, retain_graph=True)
-    heads = found[len(leaves) :]
-    pairs = [(made, g) for (made, _), g in zip(cuts, found, strict=False) if g is not None and made.requires_grad]
-    if not pairs:
-        return list(heads)
-    body = torch.autograd.grad(
-        [made for made, _ in pairs],
-        parameters,
-        grad_outputs=[g for _, g in pairs],
-        allow_unused=True,
-        retain_graph=keep,
-    )
-    return [
-        below if above is None else above if below is None else above + below
-        for above, below in zip(heads, body, strict=True)
-    ]
+    result: list[Tensor | None] = list(found[len(leaves) :])
+    nested = len(cuts) > 1  # one representation may have been made from another
+    pending: list[Tensor | None] = list(found[: len(leaves)])
+    while any(g is not None for g in pending):
+        pairs = [(made, g) for (made, _), g in zip(cuts, pending, strict=True) if g is not None]
+        below = torch.autograd.grad(
+            [made for made, _ in pairs],
+            [*leaves, *parameters] if nested else parameters,
+            grad_outputs=[g for _, g in pairs],
+            allow_unused=True,
+            retain_graph=keep or nested,
+        )
+        pending = list(below[: len(leaves)]) if nested else []
+        result = add_gradients(result, below[len(leaves) :] if nested else below)
+    return result
 
 
-@dataclass
-class Plan:
-    """Which parameters each task of a step reaches, and the memory for the shared ones; the same for most steps."""
-
-    reached: list[tuple[bool, ...]]
-    shared: SharedLayout
-
-
-Plans = dict[tuple[str, ...], Plan]
-"""Plans of earlier steps by their tasks."""
+def add_gradients(first: Sequence[Tensor | None], second: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Add two lists of gradients, in which None is zero."""
+    return [a if b is None else b if a is None else a + b for a, b in zip(first, second, strict=True)]
 
 
 class TaskGradients:
@@ -105,22 +102,17 @@ class TaskGradients:
         self.parameters, self.tasks = list(parameters), list(tasks)
         self.matrix: dict[str, Tensor] = {}
         self._plans = plans
-        self._plan = plans.get(tuple(tasks))
+        self._plan = plans.get(tasks)
         self._own: list[list[Tensor | None]] = [[] for _ in tasks]
         if self._plan is not None:
             self.matrix = self._plan.shared.matrix(len(self.tasks))
 
     def add(self, losses: Sequence[TaskLoss]) -> None:
-        """Add one micro-batch; a task may have no label in it."""
-        last_use = {id(made): index for index, item in enumerate(losses) for made, _ in item.cuts}
-        uncut = [index for index, item in enumerate(losses) if not item.cuts]
+        """Add one micro-batch; a task may have no label in it, or a part of its loss from several streams."""
+        last_use = {item.stream: index for index, item in enumerate(losses)}
         for index, item in enumerate(losses):
-            if item.cuts:
-                keep = any(last_use[id(made)] > index for made, _ in item.cuts)
-            else:
-                keep = index != uncut[-1]  # two losses of one stream may share a graph
             row = self.tasks.index(item.task)
-            grads = task_gradient(item.scaled, item.cuts, self.parameters, keep)
+            grads = task_gradient(item.scaled, item.cuts, self.parameters, last_use[item.stream] > index)
             if self._own[row]:
                 grads = self._plus(grads, row)
             self._own[row] = grads
@@ -131,10 +123,8 @@ class TaskGradients:
         if self._plan is not None:
             return
         reached = [tuple(g is not None for g in grads) for grads in self._own]
-        counts = [sum(column) for column in zip(*reached, strict=True)]
-        shared = SharedLayout(self.parameters, [i for i, count in enumerate(counts) if count > 1])
-        self._plan = self._plans[tuple(self.tasks)] = Plan(reached, shared)
-        self.matrix = shared.matrix(len(self.tasks))
+        self._plan = self._plans.make(self.tasks, reached, self.parameters)
+        self.matrix = self._plan.shared.matrix(len(self.tasks))
         for row in range(len(self.tasks)):
             self._stream(row)
 
@@ -152,10 +142,7 @@ class TaskGradients:
 
     def _plus(self, grads: list[Tensor | None], row: int) -> list[Tensor | None]:
         """Add the gradients of an earlier micro-batch."""
-        before = self._own[row] if self._plan is None else self._whole(row)
-        return [
-            new if old is None else old if new is None else old + new for old, new in zip(before, grads, strict=True)
-        ]
+        return add_gradients(self._own[row] if self._plan is None else self._whole(row), grads)
 
     def _whole(self, row: int) -> list[Tensor | None]:
         """A task's gradients with those already in the matrix."""
@@ -178,6 +165,24 @@ class TaskGradients:
         if not blocks:
             return torch.zeros(len(self.tasks), len(self.tasks))
         return blocks[0] if len(blocks) == 1 else torch.stack([b.to(blocks[0]) for b in blocks]).sum(0)
+
+    def own_sizes(self) -> Tensor:
+        """Return the largest entry of every task's gradients outside the matrix, [K]: NaN or infinite if one is."""
+        entries = [[values_of(g) for g in grads if g is not None and g.numel()] for grads in self._own]
+        flat = [g for grads in entries for g in grads]
+        device = self.parameters[0].device
+        if not flat:
+            return torch.zeros(len(self.tasks), device=device)
+        largest = torch.stack([n.to(device) for n in torch._foreach_norm(flat, float("inf"))])
+        parts = largest.split([len(grads) for grads in entries])
+        return torch.stack([part.sum() for part in parts])
+
+    def products(self, direction: Sequence[Tensor | None]) -> Tensor | None:
+        """Return ⟨g_k, v⟩ over the shared parameters for a vector v given for all of them, [K]; None if unknown."""
+        assert self._plan is not None
+        vector = self._plan.shared.flatten(direction)
+        parts = [block @ vector[row] for row, block in self.matrix.items()]
+        return torch.stack([part.to(parts[0]) for part in parts]).sum(0) if parts else None
 
     def drop(self, row: int) -> None:
         """Forget one task's gradient, e.g. because it is not finite."""
@@ -210,61 +215,6 @@ class TaskGradients:
                 parameter.grad = gradient
 
 
-class SharedLayout:
-    """Where shared parameters lie in the matrix's columns; one block per dtype.
-
-    Args:
-        parameters: All trainable parameters.
-        positions: Which of them are shared.
-    """
-
-    def __init__(self, parameters: Sequence[nn.Parameter], positions: list[int]) -> None:
-        self.positions = positions
-        self.parameters = [parameters[i] for i in positions]
-        holder = nn.Module()
-        holder.shared = nn.ParameterList(self.parameters)
-        self.layout = Layout(holder)
-        self._blocks: dict[int, dict[str, Tensor]] = {}
-        self._views: dict[int, list[list[Tensor]]] = {}
-
-    def matrix(self, tasks: int) -> dict[str, Tensor]:
-        """Return blocks [K, n] to write gradients into; the same memory every step, its padding always zero.
-
-        Fresh memory of this size would cost more than the arithmetic done on it.
-        """
-        if tasks not in self._blocks:
-            pairs = zip(self.layout.places, self.parameters, strict=True)
-            firsts = {place.row: parameter for place, parameter in reversed(list(pairs))}
-            blocks = {
-                row: torch.zeros(tasks, size, dtype=firsts[row].dtype, device=firsts[row].device)
-                for row, size in self.layout.sizes.items()
-            }
-            self._blocks[tasks] = blocks
-            self._views[tasks] = [
-                [place.view(blocks[place.row][k]) for place in self.layout.places] for k in range(tasks)
-            ]
-        return self._blocks[tasks]
-
-    def views(self, row: int, tasks: int) -> list[Tensor]:
-        """Return one task's row as tensors of the parameters' shapes."""
-        return self._views[tasks][row]
-
-    def write(self, row: int, tasks: int, gradients: Sequence[Tensor | None]) -> None:
-        """Write one task's gradients, given for all parameters, into its row; what it does not reach is zero."""
-        pairs = list(zip(self.views(row, tasks), (gradients[i] for i in self.positions), strict=True))
-        missing = [view for view, gradient in pairs if gradient is None]
-        if missing:
-            torch._foreach_zero_(missing)
-        found = [(view, _dense(gradient)) for view, gradient in pairs if gradient is not None]
-        if found:
-            torch._foreach_copy_([view for view, _ in found], [gradient for _, gradient in found])
-
-    def assign(self, directions: dict[str, Tensor]) -> None:
-        """Let the parameters' gradients be views of the direction."""
-        for place, parameter in zip(self.layout.places, self.parameters, strict=True):
-            parameter.grad = place.view(directions[place.row])
-
-
 def _gramian(block: Tensor) -> Tensor:
     """Return block @ blockᵀ; long rows by matrix–vector products, which read them at the speed of memory."""
     tasks, size = block.shape
@@ -274,10 +224,6 @@ def _gramian(block: Tensor) -> Tensor:
     for k in range(tasks):
         result[k, k:] = result[k:, k] = torch.mv(block[k:], block[k])
     return result
-
-
-def _dense(gradient: Tensor) -> Tensor:
-    return gradient.to_dense() if gradient.is_sparse else gradient
 
 
 class RepresentationGradients(TaskGradients):
@@ -299,7 +245,10 @@ class RepresentationGradients(TaskGradients):
         leaves = [leaf for _, leaf in cuts]
         rows = []
         for item in losses:
-            found = torch.autograd.grad(item.scaled, [*leaves, *self.parameters], allow_unused=True, retain_graph=True)
+            inputs = [*leaves, *self.parameters]
+            found: Sequence[Tensor | None] = [None] * len(inputs)
+            if item.scaled.requires_grad:
+                found = torch.autograd.grad(item.scaled, inputs, allow_unused=True, retain_graph=True)
             at = [torch.zeros_like(z) if g is None else g for z, g in zip(leaves, found, strict=False)]
             rows.append(torch.cat([g.reshape(-1) for g in at]))
             self._own[self.tasks.index(item.task)] = list(found[len(leaves) :])
@@ -308,12 +257,20 @@ class RepresentationGradients(TaskGradients):
     def build(self) -> None:
         """Do nothing: the matrix is there already."""
 
+    def products(self, direction: Sequence[Tensor | None]) -> Tensor | None:
+        """Return None: the matrix says nothing about parameters."""
+        del direction
+        return None
+
     def apply_direction(self, directions: dict[str, Tensor], head_weights: Sequence[float] | None = None) -> None:
         """Send a direction through the encoder, once."""
-        sizes = [leaf.numel() for _, leaf in self.cuts]
-        parts = directions["representation"].split(sizes)
-        pairs = [(z, part.view_as(z)) for (z, _), part in zip(self.cuts, parts, strict=True) if z.requires_grad]
-        torch.autograd.backward([z for z, _ in pairs], [part for _, part in pairs])
+        parts = directions["representation"].split([leaf.numel() for _, leaf in self.cuts])
+        pairs = [(z, part.view_as(z)) for (z, _), part in zip(self.cuts, parts, strict=True)]
+        while pairs:
+            torch.autograd.backward([z for z, _ in pairs], [part for _, part in pairs], retain_graph=len(self.cuts) > 1)
+            pairs = [(z, leaf.grad) for z, leaf in self.cuts if leaf.grad is not None]  # made from one another
+            for _, leaf in self.cuts:
+                leaf.grad = None
         for row, grads in enumerate(self._own):
             for parameter, gradient in zip(self.parameters, grads, strict=True):
                 if gradient is None:

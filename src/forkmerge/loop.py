@@ -9,19 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from forkmerge.combining import Combiner
 from forkmerge.feed import batches, move
-from forkmerge.gradients import Plans, RepresentationGradients, TaskGradients, TaskLoss
-from forkmerge.methods._base import (
-    GramianMethod,
-    LossMethod,
-    MatrixMethod,
-    MethodState,
-    Setup,
-    View,
-    has_hook,
-)
+from forkmerge.gradients import TaskLoss
+from forkmerge.methods._base import LossMethod, MethodState, Setup, has_hook
 from forkmerge.order import derive, pick_task, set_random_state
-from forkmerge.probe import Probe
+from forkmerge.probe import Probe, Reading
 from forkmerge.problem import Context, Problem, Stream
 from forkmerge.scoring import device_of
 from forkmerge.workbench import Workbench
@@ -58,18 +51,16 @@ class Loop:
         self.device = device_of(bench.model)
         self.losses: dict[str, list[Tensor]] = {}
         self.untouched: list[str] = []
-        self.reports: dict[str, dict[str, int]] = {}
         active = tuple(mixture.active(problem.tasks))
         self.method = training.method if len(active) > 1 else None
         self.setup = Setup(
             active, active.index(problem.target) if problem.target in active else None, self._epoch(), self.device
         )
-        self.method_state = method_state
-        self._plans: Plans = {}
+        self.combiner: Combiner | None = None
+        if self.method is not None:
+            self.combiner = Combiner(self.method, self.setup, bench, training, seed, method_state)
         self._cuts = self.method is not None and not isinstance(self.method, LossMethod)
-        self.last_batches: list[tuple[str, Any, int]] = []
-        if self.method is not None and not method_state:
-            method_state.update({"started": True, **self.method.start(self.setup)})
+        self.last_batches: list[Reading] = []
 
     def run(self) -> None:
         """Do the steps."""
@@ -77,15 +68,20 @@ class Loop:
         feeds = {name: self._feed(name, stream, plan) for name, stream in self.problem.stream_map.items()}
         for step, weights in zip(self.steps, plan, strict=True):
             self.bench.optimizer.zero_grad(set_to_none=True)
-            if self.method is None:
+            if self.combiner is None:
                 has_loss = self._backward_plain(feeds, weights, step)
             else:
-                has_loss = self._backward_with_method(feeds, weights, step)
+                has_loss = self._backward_with_method(self.combiner, feeds, weights, step)
             if step == self.steps.start:
                 self.untouched = self._without_gradient()
             self._update(has_loss)
-            if self.method is not None and has_hook(self.method, "after_step"):
-                self.method.after_step(Probe(self, step), self.method_state)
+            if self.combiner is not None and has_hook(self.combiner.method, "after_step"):
+                self.combiner.method.after_step(Probe(self, step), self.combiner.own)
+
+    @property
+    def reports(self) -> dict[str, dict[str, int]]:
+        """How often a task's gradient was odd, by what was odd and by task."""
+        return {} if self.combiner is None else self.combiner.reports
 
     def mean_losses(self) -> dict[str, float]:
         """The mean loss of every task over the segment: the only read-back of plain training."""
@@ -106,7 +102,7 @@ class Loop:
                 if loss is None:
                     continue
                 factor = self.mixture_weight(task) / self.training.accumulate
-                result.append(TaskLoss(task, loss, loss if factor == 1 else loss * factor, cuts or []))
+                result.append(TaskLoss(task, loss, loss if factor == 1 else loss * factor, name, cuts or []))
         return result
 
     def mixture_weight(self, task: str) -> float:
@@ -142,30 +138,34 @@ class Loop:
         ]
         return batches(name, stream, positions, self.seed, self.training.loader_workers if positions else 0)
 
-    def _micro_batch(
-        self, feeds: dict[str, Iterator[Any]], tasks: tuple[str, ...], step: int, micro: int
-    ) -> list[TaskLoss]:
-        """The losses of one micro-batch over all streams; remembers them for the means, and batches for probes."""
+    def _read(self, feeds: dict[str, Iterator[Any]], tasks: tuple[str, ...], step: int, micro: int) -> list[Reading]:
+        """Read one micro-batch of every stream that serves one of the tasks."""
         position = step * self.training.accumulate + micro
+        return [
+            (name, move(next(feeds[name]), self.device), derive(self.seed, name, "forward", position))
+            for name, stream in self.problem.stream_map.items()
+            if any(task in tasks for task in stream.tasks)
+        ]
+
+    def _forward(self, readings: list[Reading], tasks: tuple[str, ...], step: int) -> list[TaskLoss]:
+        """The losses of one micro-batch over all streams; remembers them for the means."""
         result: list[TaskLoss] = []
-        for name, stream in self.problem.stream_map.items():
-            asked = [task for task in stream.tasks if task in tasks]
-            if not asked:
-                continue
-            batch = move(next(feeds[name]), self.device)
-            seed = derive(self.seed, name, "forward", position)
-            if self.method is not None:
-                self.last_batches.append((name, batch, seed))
+        for name, batch, seed in readings:
+            asked = [task for task in self.problem.stream_map[name].tasks if task in tasks]
             result += self.losses_of(name, batch, asked, step, seed, cut=self._cuts)
+        totals: dict[str, Tensor] = {}
         for item in result:
-            self.losses.setdefault(item.task, []).append(item.raw.detach())
+            raw = item.raw.detach()
+            totals[item.task] = totals[item.task] + raw if item.task in totals else raw
+        for task, total in totals.items():
+            self.losses.setdefault(task, []).append(total)
         return result
 
     def _backward_plain(self, feeds: dict[str, Iterator[Any]], tasks: tuple[str, ...], step: int) -> bool:
         """Differentiate the sum of the weighted losses; False if there was no label for any task."""
         has_loss = False
         for micro in range(self.training.accumulate):
-            losses = self._micro_batch(feeds, tasks, step, micro)
+            losses = self._forward(self._read(feeds, tasks, step, micro), tasks, step)
             if losses:
                 total = losses[0].scaled
                 for item in losses[1:]:
@@ -174,102 +174,20 @@ class Loop:
                 has_loss = True
         return has_loss
 
-    def _backward_with_method(self, feeds: dict[str, Iterator[Any]], tasks: tuple[str, ...], step: int) -> bool:
-        """Let the method combine the tasks; a step with one label only is a plain one."""
-        assert self.method is not None
-        self.last_batches = []
-        micros = [self._micro_batch(feeds, tasks, step, micro) for micro in range(self.training.accumulate)]
-        present = [task for task in self.setup.tasks if any(item.task == task for losses in micros for item in losses)]
-        if not present:
+    def _backward_with_method(
+        self, combiner: Combiner, feeds: dict[str, Iterator[Any]], tasks: tuple[str, ...], step: int
+    ) -> bool:
+        """Let the method combine the tasks; False if there was no label for any of them."""
+        readings = [self._read(feeds, tasks, step, micro) for micro in range(self.training.accumulate)]
+        self.last_batches = [reading for part in readings for reading in part]
+        probe = Probe(self, step)
+        if has_hook(combiner.method, "before_step"):
+            combiner.method.before_step(probe, combiner.own)
+        micros = [self._forward(part, tasks, step) for part in readings]
+        if not any(micros):
             return False
-        if has_hook(self.method, "before_step"):
-            self.method.before_step(Probe(self, step), self.method_state)
-        if isinstance(self.method, LossMethod):
-            self._weigh_losses(self.method, micros, present, step)
-        else:
-            self._weigh_gradients(micros, present, step)
-        return True
-
-    def view(self, present: list[str], micros: list[list[TaskLoss]], step: int) -> View:
-        """What the method sees of a step."""
-        sums: dict[str, Tensor] = {}
-        for losses in micros:
-            for item in losses:
-                value = item.scaled.detach()
-                sums[item.task] = sums[item.task] + value if item.task in sums else value
-        return View(
-            setup=self.setup,
-            present=tuple(self.setup.tasks.index(task) for task in present),
-            losses=torch.stack([sums[task].float() for task in present]),
-            step=step,
-            lr=float(self.bench.optimizer.param_groups[0]["lr"]),
-            generator=torch.Generator().manual_seed(derive(self.seed, "method", step)),
-        )
-
-    def _weigh_losses(self, method: LossMethod, micros: list[list[TaskLoss]], present: list[str], step: int) -> None:
-        weights = method.weights(self.view(present, micros, step), self.method_state)
-        total: Tensor | None = None
-        for losses in micros:
-            for item in losses:
-                part = item.scaled * weights[present.index(item.task)]
-                total = part if total is None else total + part
-        assert total is not None
-        self.bench.scaler.scale(total).backward()
-
-    def _weigh_gradients(self, micros: list[list[TaskLoss]], present: list[str], step: int) -> None:
-        kind = RepresentationGradients if self.training.gradients == "representation" else TaskGradients
-        gradients = kind(self.bench.layout.parameters, present, self._plans)
-        scaler = self.bench.scaler
-        for losses in micros:
-            order = sorted(losses, key=lambda item: present.index(item.task))
-            for item in order:
-                item.scaled = scaler.scale(item.scaled)
-            gradients.add(order)
-        gradients.build()
-        scale = scaler.get_scale() if scaler.is_enabled() else 1.0  # gradients stay scaled, for the scaler's own step
-        gramian = gradients.gramian().double().cpu().numpy() / scale**2  # the one read-back of a step
-        good = self._usable(gradients, gramian)
-        names = [gradients.tasks[row] for row in good]
-        weights = np.zeros(len(gradients.tasks))
-        if isinstance(self.method, MatrixMethod) and len(good) > 1:
-            self._apply_direction(gradients, good, self.view(names, micros, step), scale)
-            return
-        if isinstance(self.method, GramianMethod) and len(good) > 1:
-            view = self.view(names, micros, step)
-            weights[good] = self.method.weights(gramian[np.ix_(good, good)], view, self.method_state)
-        else:
-            weights[good] = 1.0
-        weighs_heads = self.method is not None and self.method.weighs_heads
-        gradients.apply(weights, list(weights) if weighs_heads else None)
-
-    def _apply_direction(self, gradients: TaskGradients, good: list[int], view: View, scale: float) -> None:
-        assert isinstance(self.method, MatrixMethod)
-        set_random_state(derive(self.seed, "method", view.step))
-        blocks = gradients.matrix
-        joined = torch.cat([block[good].float() for block in blocks.values()], dim=1) / scale
-        direction = self.method.direction(joined, view, self.method_state) * scale
-        parts = direction.split([block.shape[1] for block in blocks.values()])
-        gradients.apply_direction(
-            {row: part.to(block.dtype) for (row, block), part in zip(blocks.items(), parts, strict=True)}
-        )
-
-    def _usable(self, gradients: TaskGradients, gramian: Any) -> list[int]:
-        """Drop tasks whose gradient is not finite, and report them and those whose gradient is zero."""
-        good = []
-        for row, task in enumerate(gradients.tasks):
-            square = gramian[row, row]
-            if not np.isfinite(square):
-                gradients.drop(row)
-                self._report("not finite", task)
-            else:
-                good.append(row)
-                if square == 0:
-                    self._report("zero", task)
-        return good
-
-    def _report(self, what: str, task: str) -> None:
-        counts = self.reports.setdefault(what, {})
-        counts[task] = counts.get(task, 0) + 1
+        combiner.backward(micros, step, probe)
+        return any(p.grad is not None for p in self.bench.layout.parameters)
 
     def _update(self, has_loss: bool) -> None:
         optimizer, scaler = self.bench.optimizer, self.bench.scaler

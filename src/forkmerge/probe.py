@@ -2,115 +2,201 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from forkmerge.errors import ProblemError
 from forkmerge.feed import batches, move
-from forkmerge.gradients import TaskLoss
+from forkmerge.gradients import TaskGradients, TaskLoss, task_gradient
 from forkmerge.order import derive
 
 if TYPE_CHECKING:
     from forkmerge.loop import Loop
 
+Array = npt.NDArray[np.float64]
 Which = Literal["this", "second", "validation"]
+"""A step's own batch; another one of the training data; one of the target's validation data."""
 Direction = Sequence["Tensor | None"]
+"""A vector over all trainable parameters, part by part; None is zero."""
+Reading = tuple[str, Any, int]
+"""A stream's name, a batch of it, and the seed of its forward pass."""
 
 
 class Probe:
-    """What a method's `before_step` and `after_step` may look at.
+    """What a method may look at around a step.
 
-    Extra forward passes run in training mode with the step's own randomness, but move no BatchNorm statistics.
+    Extra forward passes run in training mode with randomness of the step's own, and move no running statistics.
 
     Attributes:
         step: The global step.
         lr: The model's current learning rate.
         setup: The tasks.
-        generator: Randomness of this step for the method, a CPU generator.
     """
 
     def __init__(self, loop: Loop, step: int) -> None:
         self._loop, self.step, self.setup = loop, step, loop.setup
-        self._group = loop.bench.optimizer.param_groups[0]
-        self.lr = float(self._group["lr"])
-        self.generator = torch.Generator().manual_seed(derive(loop.seed, "method", step))
+        self._beside: tuple[TaskGradients, list[int], float] | None = None
+        self.lr = float(loop.bench.optimizer.param_groups[0]["lr"])
 
-    def losses(self, which: Which = "this") -> tuple[tuple[int, ...], Tensor]:
-        """Return the tasks that have a label, as positions, and their weighted losses, at the current weights."""
-        with torch.no_grad():
-            found = self._compute(which, self.setup.tasks)
-        present = tuple(i for i, task in enumerate(self.setup.tasks) if task in found)
-        return present, torch.stack([found[self.setup.tasks[i]].detach().float() for i in present])
-
-    def gradient(self, weights: dict[int, float], which: Which = "this") -> list[Tensor | None]:
-        """Return ∇ Σ w_i L_i for every trainable parameter, at the current weights."""
-        tasks = [self.setup.tasks[i] for i in weights]
-        found = self._compute(which, tasks)
-        parts = [found[self.setup.tasks[i]] * weight for i, weight in weights.items() if self.setup.tasks[i] in found]
-        if not parts:
-            return [None] * len(self.parameters)
-        return list(torch.autograd.grad(torch.stack(parts).sum(), self.parameters, allow_unused=True))
+    def beside(self, gradients: TaskGradients, rows: list[int], scale: float) -> Probe:
+        """Remember the gradients of the step's tasks, of which the method sees the given rows."""
+        self._beside = (gradients, rows, scale)
+        return self
 
     @property
     def parameters(self) -> list[nn.Parameter]:
         """All trainable parameters."""
         return self._loop.bench.layout.parameters
 
+    def losses(self, which: Which = "this") -> tuple[list[int], Array]:
+        """Return the tasks that have a label, as positions, and their weighted losses, at the current weights."""
+        with torch.no_grad():
+            found = self._sums(self._compute(which, self.setup.tasks))
+        present = [i for i, task in enumerate(self.setup.tasks) if task in found]
+        if not present:
+            return [], np.zeros(0)
+        return present, np.array(torch.stack([found[self.setup.tasks[i]] for i in present]).tolist())
+
+    def gradient(self, weights: Mapping[int, float], which: Which = "this") -> list[Tensor | None]:
+        """Return ∇ Σ w_i L_i for every trainable parameter, at the current weights."""
+        found = self._sums(self._compute(which, [self.setup.tasks[i] for i in weights]))
+        parts = [found[self.setup.tasks[i]] * weight for i, weight in weights.items() if self.setup.tasks[i] in found]
+        if not parts:
+            return [None] * len(self.parameters)
+        scaler = self._loop.bench.scaler
+        gradient = task_gradient(scaler.scale(torch.stack(parts).sum()), [], self.parameters, keep=False)
+        if not scaler.is_enabled():
+            return gradient
+        return [None if g is None else g / scaler.get_scale() for g in gradient]
+
+    def gramian(self, which: Which = "this") -> tuple[list[int], Array]:
+        """Return the tasks that have a label and the Gramian of their gradients on shared parameters.
+
+        For loss methods, which see no gradients otherwise.
+        """
+        found = self._compute(which, self.setup.tasks, cut=True)
+        present = [i for i, task in enumerate(self.setup.tasks) if any(item.task == task for item in found)]
+        combiner = self._loop.combiner
+        assert combiner is not None
+        gradients = TaskGradients(self.parameters, [self.setup.tasks[i] for i in present], combiner.plans)
+        gradients.add(sorted(found, key=lambda item: self.setup.tasks.index(item.task)))
+        gradients.build()
+        return present, gradients.gramian().cpu().double().numpy()
+
+    def products(self, direction: Direction) -> Array | None:
+        """Return ⟨g_k, v⟩ over the shared parameters, for the gradients of the K tasks that the method sees, [K].
+
+        None where gradients are compared at the representation.
+        """
+        assert self._beside is not None, "a method sees gradients inside `weights` or `direction` only"
+        gradients, rows, scale = self._beside
+        found = gradients.products(direction)
+        if found is None:
+            return None
+        result: Array = found.cpu().double().numpy()[rows] / scale
+        return result
+
+    def cross_gramian(self, present: Sequence[int], which: Which = "second") -> Array:
+        """Return ⟨g_i, h_j⟩ for the gradients of this step and those of another batch, [K, K]; not symmetric.
+
+        A task without a label in the other batch has a column of zeros.
+        """
+        found = self._compute(which, [self.setup.tasks[i] for i in present])
+        sums, columns = self._sums(found), []
+        for i in present:
+            task = self.setup.tasks[i]
+            column = self.products(task_gradient(sums[task], [], self.parameters, keep=True)) if task in sums else None
+            columns.append(np.zeros(len(present)) if column is None else column)
+        return np.nan_to_num(np.stack(columns, axis=1), posinf=0.0, neginf=0.0)
+
     def descent(self, gradient: Direction) -> list[Tensor | None]:
         """Return m + g + wd·θ: what the optimizer's momentum and weight decay make of a gradient, without its rate."""
-        momentum, decay = float(self._group.get("momentum", 0.0)), float(self._group.get("weight_decay", 0.0))
         result: list[Tensor | None] = []
-        for parameter, g in zip(self.parameters, gradient, strict=True):
+        for parameter, g, group in zip(self.parameters, gradient, self._groups(), strict=True):
             if g is None:
                 result.append(None)
                 continue
+            momentum, decay = float(group.get("momentum", 0.0)), float(group.get("weight_decay", 0.0))
             total = g + decay * parameter.detach() if decay else g
             buffer = self._loop.bench.optimizer.state.get(parameter, {}).get("momentum_buffer")
             result.append(total + momentum * buffer if momentum and buffer is not None else total)
         return result
 
+    def at_own_rates(self, direction: Direction) -> list[Tensor | None]:
+        """Scale every part by its parameter group's learning rate over `lr`: 1 where there is one group."""
+        rates = [float(group["lr"]) / self.lr if self.lr else 1.0 for group in self._groups()]
+        return [part if part is None or rate == 1 else part * rate for part, rate in zip(direction, rates, strict=True)]
+
+    def _groups(self) -> list[dict[str, Any]]:
+        """The parameter group of every parameter; one that the optimizer leaves alone has a rate of zero."""
+        groups = {id(p): group for group in self._loop.bench.optimizer.param_groups for p in group["params"]}
+        return [groups.get(id(parameter), {"lr": 0.0}) for parameter in self.parameters]
+
     @contextmanager
     def moved(self, direction: Direction, scale: float) -> Iterator[None]:
         """Work at θ + scale·direction; the weights come back bit for bit."""
-        pairs = [(p, d) for p, d in zip(self.parameters, direction, strict=True) if d is not None]
-        saved = [parameter.detach().clone() for parameter, _ in pairs]
-        with torch.no_grad():
-            for parameter, d in pairs:
-                parameter.add_(d, alpha=scale)
+        # Through .data, as a graph of the step may be waiting for its backward pass with these very weights.
+        pairs = [(p.data, d) for p, d in zip(self.parameters, direction, strict=True) if d is not None]
+        saved = [value.clone() for value, _ in pairs]
+        for value, d in pairs:
+            value.add_(d, alpha=scale)
         try:
             yield
         finally:
-            with torch.no_grad():
-                for (parameter, _), value in zip(pairs, saved, strict=True):
-                    parameter.copy_(value)
+            for (value, _), before in zip(pairs, saved, strict=True):
+                value.copy_(before)
 
-    def _compute(self, which: Which, tasks: Sequence[str]) -> dict[str, Tensor]:
-        loop = self._loop
-        total: dict[str, Tensor] = {}
+    def add_noise(self, deviation: float) -> None:
+        """Add Gaussian noise to all trainable parameters, for good."""
+        generator = torch.Generator().manual_seed(derive(self._loop.seed, "noise", self.step))
+        for parameter in self.parameters:
+            noise = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+            parameter.data.add_(noise.to(parameter.device), alpha=deviation)
+
+    def _sums(self, items: list[TaskLoss]) -> dict[str, Tensor]:
+        sums: dict[str, Tensor] = {}
+        for item in items:
+            sums[item.task] = sums[item.task] + item.scaled if item.task in sums else item.scaled
+        return sums
+
+    def _compute(self, which: Which, tasks: Sequence[str], *, cut: bool = False) -> list[TaskLoss]:
+        loop, result = self._loop, []
         with _statistics_frozen(loop.bench.model):
-            for name, batch, seed in self._batches(which):
+            for name, batch, seed in self._readings(which):
                 asked = [task for task in loop.problem.stream_map[name].tasks if task in tasks]
                 if which == "validation":
                     asked = [task for task in asked if task == loop.problem.target]
                 if asked:
-                    for item in self._uncut(name, batch, asked, seed):
-                        total[item.task] = total[item.task] + item.scaled if item.task in total else item.scaled
-        return total
+                    result += self._losses_of(which, name, batch, asked, seed, cut)
+        return result
 
-    def _uncut(self, name: str, batch: Any, tasks: list[str], seed: int) -> list[TaskLoss]:
-        """Losses whose graph reaches the parameters: a declared representation is not cut here."""
-        return self._loop.losses_of(name, batch, tasks, self.step, seed, cut=False)
+    def _losses_of(self, which: Which, name: str, batch: Any, tasks: list[str], seed: int, cut: bool) -> list[TaskLoss]:
+        try:
+            return self._loop.losses_of(name, batch, tasks, self.step, seed, cut=cut)
+        except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
+            if which != "validation":
+                raise
+            raise ProblemError(
+                f"the method looks at validation examples, but the stream of {tasks[0]!r} cannot read them "
+                f"({error}). Give Evaluation(as_training=…), the same examples in the stream's own form, or let the "
+                "method look at a second training batch."
+            ) from error
 
-    def _batches(self, which: Which) -> list[tuple[str, Any, int]]:
+    def _readings(self, which: Which) -> list[Reading]:
+        """The batches to look at; others than the step's own are those of an endless stream shuffled anew."""
         loop = self._loop
         if which == "this":
             return loop.last_batches
-        seed = derive(loop.seed, which, self.step)
-        found = []
+        seed, found = derive(loop.seed, which), []
+        accumulate = loop.training.accumulate
+        positions = range(self.step * accumulate, (self.step + 1) * accumulate)
         for name, stream in loop.problem.stream_map.items():
             if which == "validation":
                 if loop.problem.target not in stream.tasks:
@@ -120,23 +206,28 @@ class Probe:
                 stream = replace(stream, dataset=extra)
             elif not any(task in self.setup.tasks for task in stream.tasks):
                 continue
-            for position, batch in enumerate(batches(name, stream, range(loop.training.accumulate), seed)):
+            for position, batch in zip(positions, batches(name, stream, positions, seed), strict=True):
                 found.append((name, move(batch, loop.device), derive(seed, name, "forward", position)))
         return found
 
 
 @contextmanager
 def _statistics_frozen(model: nn.Module) -> Iterator[None]:
-    """Let BatchNorm use the batch's statistics, as in training, without moving its running ones."""
-    norms = [
-        module
-        for module in model.modules()
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training and module.track_running_stats
-    ]
-    for module in norms:
-        module.track_running_stats = False
+    """Let BatchNorm use the batch's statistics, as in training, and give every buffer its value back."""
+    norms: list[nn.modules.batchnorm._BatchNorm] = []
+    others: list[tuple[nn.Module, str, Tensor, Tensor]] = []
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training and module.track_running_stats:
+            norms.append(module)
+        else:
+            others += [(module, key, b, b.clone()) for key, b in module._buffers.items() if b is not None]
+    for norm in norms:
+        norm.track_running_stats = False
     try:
         yield
     finally:
-        for module in norms:
-            module.track_running_stats = True
+        for norm in norms:
+            norm.track_running_stats = True
+        for module, key, buffer, value in others:
+            module._buffers[key] = buffer
+            buffer.data.copy_(value)

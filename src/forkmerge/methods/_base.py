@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -12,12 +12,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from forkmerge.order import derive
+
 if TYPE_CHECKING:
     from forkmerge.probe import Probe
 
 Array = npt.NDArray[np.float64]
 MethodState = dict[str, Any]
-"""Tensors, numbers and lists: saved with the branch, never merged."""
+"""Numbers, lists and tensors: saved with the branch, never merged."""
+_ADAM = ("first", "second", "steps")
 
 
 @dataclass(frozen=True)
@@ -39,23 +42,30 @@ class Setup:
 
 @dataclass(frozen=True)
 class View:
-    """What a method sees in a step. Tasks without a label in this step are left out.
+    """What a method sees in a step. Tasks without a label, or with a loss that is not finite, are left out.
 
     Args:
         setup: What it knew before.
         present: Positions in `setup.tasks` of the K tasks of this step, ascending.
-        losses: Their losses, weighted by the branch's task weights, detached, [K].
+        losses: Their losses, times the branch's task weights, [K].
         step: The global step.
         lr: The model's current learning rate.
-        generator: Randomness of this step, a CPU generator.
+        seed: Of this step's randomness for the method.
+        probe: Extra passes through the model, should the method need some.
     """
 
     setup: Setup
     present: tuple[int, ...]
-    losses: Tensor
+    losses: Array
     step: int
     lr: float
-    generator: torch.Generator
+    seed: int
+    probe: Probe
+
+    @cached_property
+    def generator(self) -> torch.Generator:
+        """Randomness of this step, a CPU generator."""
+        return torch.Generator().manual_seed(derive(self.seed, "generator"))
 
     @property
     def target(self) -> int | None:
@@ -64,23 +74,25 @@ class View:
             return None
         return self.present.index(self.setup.target)
 
+    @property
+    def indices(self) -> list[int]:
+        """`present` as a list, to index arrays and tensors over all tasks with."""
+        return list(self.present)
+
 
 class Method(ABC):  # noqa: B024 - its three kinds below have the abstract method
     """How the tasks of one branch are combined. A frozen dataclass of options; what changes is in the state.
 
+    The docstring of a method is its data sheet: `facts_of` reads the lines State, Passes, Memory, Target and Heads
+    and the References from it, and the table of methods is made of them.
+
     Attributes:
-        needs_target: Whether the method treats the target differently.
-        paper: Reference with the equation or algorithm number.
-        passes: Extra forward and backward passes a step, in words.
-        memory: Extra memory in units of parameters, in words.
-        weighs_heads: Whether heads get weighted gradients, too.
+        needs_target: Whether the method treats the target differently; a branch without it is then refused.
+        weighs_heads: Whether parameters that only one task reaches get weighted gradients, too.
     """
 
     needs_target: ClassVar[bool] = False
     weighs_heads: ClassVar[bool] = False
-    paper: ClassVar[str] = ""
-    passes: ClassVar[str] = ""
-    memory: ClassVar[str] = ""
 
     def start(self, setup: Setup) -> MethodState:
         """Return the state before the first step."""
@@ -88,20 +100,20 @@ class Method(ABC):  # noqa: B024 - its three kinds below have the abstract metho
         return {}
 
     def before_step(self, probe: Probe, state: MethodState) -> None:  # noqa: B027 - optional
-        """Look ahead, with extra passes, before the step's gradients are combined."""
+        """Look ahead, with extra passes, once the step's batches are read and before its forward pass."""
 
     def after_step(self, probe: Probe, state: MethodState) -> None:  # noqa: B027 - optional
         """Look back after the optimizer's step."""
 
 
 class LossMethod(Method):
-    """Weights that depend on losses alone: one backward pass, no read-back from the device."""
+    """Weights that do not depend on this step's gradients: one backward pass, over the weighted sum of losses."""
 
     weighs_heads: ClassVar[bool] = True
 
     @abstractmethod
-    def weights(self, view: View, state: MethodState) -> Tensor:
-        """Return the weights, [K], on the losses' device."""
+    def weights(self, view: View, state: MethodState) -> Array:
+        """Return the weights of the losses, [K]."""
 
 
 class GramianMethod(Method):
@@ -109,7 +121,12 @@ class GramianMethod(Method):
 
     @abstractmethod
     def weights(self, gramian: Array, view: View, state: MethodState) -> Array:
-        """Return the weights [K] of the shared gradients, given G_ij = ⟨g_i, g_j⟩."""
+        """Return the weights [K] of the shared gradients, given G_ij = ⟨g_i, g_j⟩; a zero gradient has a zero row."""
+
+    def head_weights(self, weights: Array, view: View, state: MethodState) -> Array | None:
+        """Return the weights of the heads' gradients; None leaves them as they are."""
+        del view, state
+        return weights if self.weighs_heads else None
 
 
 class MatrixMethod(Method):
@@ -125,22 +142,26 @@ def has_hook(method: Method, name: str) -> bool:
     return getattr(type(method), name) is not getattr(Method, name)
 
 
-def full(values: Sequence[float] | Array, present: Sequence[int], size: int, default: float = 0.0) -> Array:
-    """Spread the values of this step's tasks over all tasks."""
-    result = np.full(size, default)
-    result[list(present)] = values
-    return result
-
-
 def adam(
-    state: MethodState, name: str, gradient: Tensor, lr: float, weight_decay: float = 0.0, beta2: float = 0.999
+    state: MethodState, name: str, gradient: Array, lr: float, *, weight_decay: float = 0.0, beta2: float = 0.999
 ) -> None:
-    """Take one Adam step on `state[name]`, keeping the moments in the state (Kingma and Ba, 2015, Alg. 1)."""
-    value: Tensor = state[name]
-    step = state.get(name + "_step", 0) + 1
-    if weight_decay:
-        gradient = gradient + weight_decay * value
-    first = 0.9 * state.get(name + "_m", torch.zeros_like(value)) + 0.1 * gradient
-    second = beta2 * state.get(name + "_v", torch.zeros_like(value)) + (1 - beta2) * gradient**2
-    update = (first / (1 - 0.9**step)) / ((second / (1 - beta2**step)).sqrt() + 1e-8)
-    state.update({name: value - lr * update, name + "_m": first, name + "_v": second, name + "_step": step})
+    """Take one Adam step on the list `state[name]`, its moments in the state (Kingma and Ba, 2015, Alg. 1).
+
+    An entry whose gradient is NaN stays as it is, its moments and its count of steps too: a task without a label.
+    """
+    value = np.array(state[name])
+    kept = [np.array(state.get(f"{name}_{part}", np.zeros_like(value))) for part in _ADAM]
+    known = ~np.isnan(gradient)
+    slope = np.where(known, gradient + weight_decay * value, 0.0)
+    first, second, steps = 0.9 * kept[0] + 0.1 * slope, beta2 * kept[1] + (1 - beta2) * slope**2, kept[2] + 1
+    move = (first / (1 - 0.9**steps)) / (np.sqrt(second / (1 - beta2**steps)) + 1e-8)
+    state[name] = np.where(known, value - lr * move, value).tolist()
+    for part, new, old in zip(_ADAM, (first, second, steps), kept, strict=True):
+        state[f"{name}_{part}"] = np.where(known, new, old).tolist()
+
+
+def spread(values: Array, view: View, default: float = np.nan) -> Array:
+    """Spread the values of this step's K tasks over all tasks of the branch, the others at `default`."""
+    result = np.full(len(view.setup.tasks), default)
+    result[view.indices] = values
+    return result

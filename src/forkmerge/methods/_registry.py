@@ -1,20 +1,95 @@
-"""Methods by name."""
+"""Methods by name, and the table of them."""
 
 from __future__ import annotations
 
-from forkmerge.errors import ProblemError, unknown_name
-from forkmerge.methods._base import Method
+from typing import Any
 
-METHODS: dict[str, type[Method]] = {}
-"""Every method of ours by its class name."""
+from forkmerge.errors import ProblemError, unknown_name
+from forkmerge.methods._arml import ARML
+from forkmerge.methods._autolambda import AutoLambda
+from forkmerge.methods._auxinash import AuxiNash
+from forkmerge.methods._base import Method
+from forkmerge.methods._cagrad import CAGrad
+from forkmerge.methods._dwa import DWA
+from forkmerge.methods._equal import EW
+from forkmerge.methods._facts import facts_of
+from forkmerge.methods._famo import FAMO
+from forkmerge.methods._gcs import GCS
+from forkmerge.methods._gradnorm import GradNorm
+from forkmerge.methods._imtl import IMTL, IMTL_G, IMTL_L
+from forkmerge.methods._mgda import MGDA
+from forkmerge.methods._nash import NashMTL
+from forkmerge.methods._olaux import OL_AUX
+from forkmerge.methods._rlw import RLW
+from forkmerge.methods._surgery import GradVac, PCGrad, TargetAwareGradVac, TargetAwarePCGrad
+from forkmerge.methods._uncertainty import UW
+
+_LISTED: tuple[type[Method], ...] = (
+    EW,
+    UW,
+    DWA,
+    RLW,
+    FAMO,
+    IMTL_L,
+    MGDA,
+    GradNorm,
+    PCGrad,
+    GradVac,
+    IMTL_G,
+    IMTL,
+    CAGrad,
+    NashMTL,
+    GCS,
+    OL_AUX,
+    ARML,
+    AutoLambda,
+    AuxiNash,
+    TargetAwarePCGrad,
+    TargetAwareGradVac,
+)
+METHODS: dict[str, type[Method]] = {method.__name__: method for method in _LISTED}
+"""Every method of ours by its class name: weights from losses, from gradients, and for a target's sake."""
+
+TORCHJD = "torchjd:"
 
 
 def method_from(value: object) -> Method | None:
-    """Return a method from a method or its name; None stays None."""
+    """Return a method from a method, its name, or a TorchJD object or its name; None stays None.
+
+    Case, "-" and "_" do not matter in names of ours: "Nash-MTL" is `NashMTL()`, "auto-λ" is `AutoLambda()`. TorchJD's
+    follow "torchjd:", with arguments if need be: "torchjd:UPGrad", "torchjd:CAGrad(c=0.5)".
+
+    Example:
+        >>> method_from("nash-mtl").every
+        1
+    """
     if value is None or isinstance(value, Method):
         return value
     if isinstance(value, str):
-        if value not in METHODS:
-            raise ProblemError(unknown_name("method", value, METHODS))
-        return METHODS[value]()
-    raise ProblemError(f"method must be a method or its name, got {value!r}.")
+        if value.startswith(TORCHJD):
+            from forkmerge.methods._torchjd import torchjd_named
+
+            return torchjd_named(value.removeprefix(TORCHJD))
+        known = {_key(name): method for name, method in METHODS.items()}
+        if _key(value) not in known:
+            names = [*METHODS, f"{TORCHJD}NAME (any class of torchjd.aggregation or torchjd.scalarization)"]
+            raise ProblemError(unknown_name("method", value, names))
+        return known[_key(value)]()
+    if type(value).__module__.startswith("torchjd.") or any(
+        kind.__module__.startswith("torchjd.") for kind in type(value).__mro__
+    ):
+        from forkmerge.methods._torchjd import torchjd_object
+
+        return torchjd_object(value)
+    raise ProblemError(
+        f"method must be a method, its name, or a TorchJD scalarizer, weighting or aggregator, got {value!r}."
+    )
+
+
+def methods_table() -> list[dict[str, Any]]:
+    """Return one row per method of ours, read from the docstrings; the keys are those of `facts_of`."""
+    return [facts_of(method) for method in METHODS.values()]
+
+
+def _key(name: str) -> str:
+    return "".join(char for char in name.lower().replace("λ", "lambda") if char.isalnum())

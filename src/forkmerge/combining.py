@@ -1,0 +1,215 @@
+"""From the losses of a step to its gradients, by the rule of a method."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from forkmerge.errors import ProblemError
+from forkmerge.gradients import RepresentationGradients, TaskGradients, TaskLoss
+from forkmerge.methods._base import Array, GramianMethod, LossMethod, MatrixMethod, Method, MethodState, Setup, View
+from forkmerge.order import derive, set_random_state
+from forkmerge.sharing import Plans, are_finite
+from forkmerge.workbench import Workbench
+
+if TYPE_CHECKING:
+    from forkmerge.branch import Training
+    from forkmerge.probe import Probe
+
+Micros = list[list[TaskLoss]]
+"""The losses of a step by micro-batch."""
+
+
+class Combiner:
+    """Lets a method combine the tasks of a branch, step by step.
+
+    A task whose loss or gradient is not finite is left out of the step and reported; so nothing a single task does
+    can make the model's weights NaN.
+
+    Args:
+        method: The method.
+        setup: What the method knows before the first step.
+        bench: The module and optimizer.
+        training: Options common to all branches.
+        seed: Of the method's randomness.
+        state: Saved with the branch and changed in place: the method's own, and which parameters are shared.
+    """
+
+    def __init__(
+        self, method: Method, setup: Setup, bench: Workbench, training: Training, seed: int, state: MethodState
+    ) -> None:
+        if method.needs_target and setup.target is None:
+            raise ProblemError(
+                f"{type(method).__name__} compares auxiliaries with the target, which the branch that trains on "
+                f"{', '.join(setup.tasks)} leaves out: give the target a weight there, or choose another method."
+            )
+        self.method, self.setup, self.bench, self.training, self.seed = method, setup, bench, training, seed
+        if not state:
+            state.update(own=method.start(setup), shared=[])
+        self.own: MethodState = state["own"]
+        self.plans = Plans(state["shared"])
+        self.reports: dict[str, dict[str, int]] = {}
+
+    def backward(self, micros: Micros, step: int, probe: Probe) -> None:
+        """Set every parameter's gradient from the losses of a step."""
+        found = {item.task for losses in micros for item in losses}
+        present = [task for task in self.setup.tasks if task in found]
+        if isinstance(self.method, LossMethod):
+            self._weigh_losses(self.method, micros, present, step, probe)
+        else:
+            self._weigh_gradients(micros, present, step, probe)
+
+    def report(self, what: str, task: str) -> None:
+        """Count something odd about a task."""
+        counts = self.reports.setdefault(what, {})
+        counts[task] = counts.get(task, 0) + 1
+
+    def _view(self, tasks: list[str], losses: Array, step: int, probe: Probe) -> View:
+        return View(
+            setup=self.setup,
+            present=tuple(self.setup.tasks.index(task) for task in tasks),
+            losses=losses,
+            step=step,
+            lr=float(self.bench.optimizer.param_groups[0]["lr"]),
+            seed=derive(self.seed, "method", step),
+            probe=probe,
+        )
+
+    def _weigh_losses(self, method: LossMethod, micros: Micros, present: list[str], step: int, probe: Probe) -> None:
+        losses = np.array(_sums(micros, present).tolist())  # the one read-back of a step
+        good = np.isfinite(losses)
+        for task in np.array(present)[~good]:
+            self.report("not finite", str(task))
+        tasks = [task for task, fine in zip(present, good, strict=True) if fine]
+        if not tasks:
+            return
+        weights = self._checked(method.weights(self._view(tasks, losses[good], step, probe), self.own), len(tasks))
+        factors = dict(zip(tasks, weights.tolist(), strict=True))
+        parts = [item.scaled * factors[item.task] for items in micros for item in items if item.task in factors]
+        total = parts[0]
+        for part in parts[1:]:
+            total = total + part
+        if not total.requires_grad:
+            return
+        self.bench.scaler.scale(total).backward()
+        # An enabled scaler looks for itself, and skips the step.
+        if not self.bench.scaler.is_enabled() and not are_finite(self._gradients()):
+            self._leave_out_bad(factors, probe)
+
+    def _gradients(self) -> list[Tensor]:
+        return [p.grad for p in self.bench.layout.parameters if p.grad is not None]
+
+    def _leave_out_bad(self, factors: dict[str, float], probe: Probe) -> None:
+        """Differentiate the tasks one by one, and leave out those whose gradient is not finite."""
+        self.bench.optimizer.zero_grad(set_to_none=True)
+        for task, factor in factors.items():
+            gradient = probe.gradient({self.setup.tasks.index(task): factor})
+            if not are_finite([g for g in gradient if g is not None]):
+                self.report("not finite", task)
+                continue
+            for parameter, g in zip(self.bench.layout.parameters, gradient, strict=True):
+                if g is not None:
+                    parameter.grad = g if parameter.grad is None else parameter.grad + g
+
+    def _weigh_gradients(self, micros: Micros, present: list[str], step: int, probe: Probe) -> None:
+        kind = RepresentationGradients if self.training.gradients == "representation" else TaskGradients
+        gradients = kind(self.bench.layout.parameters, present, self.plans)
+        sums = _sums(micros, present)
+        scaler = self.bench.scaler
+        for losses in micros:
+            order = sorted(losses, key=lambda item: present.index(item.task))
+            for item in order:
+                item.scaled = scaler.scale(item.scaled)
+            gradients.add(order)
+        gradients.build()
+        scale = scaler.get_scale() if scaler.is_enabled() else 1.0  # gradients stay scaled, for the scaler's own step
+        gramian, sizes, values = _read_back(gradients, sums)
+        finite = np.isfinite(np.diagonal(gramian)) & np.isfinite(sizes)
+        if scaler.is_enabled() and not finite[np.isfinite(values)].all():
+            gradients.apply(np.ones(len(present)))  # an overflow, which the scaler shall see, and skip the step
+            return
+        good = self._usable(gradients, finite & np.isfinite(values), gramian)
+        if not good or not gradients.matrix:
+            gradients.apply(np.zeros(len(present)))
+            return
+        view = self._view([present[row] for row in good], values[good], step, probe.beside(gradients, good, scale))
+        if isinstance(self.method, MatrixMethod):
+            self._apply_direction(gradients, good, view, scale)
+        else:
+            self._apply_weights(gradients, good, view, gramian[np.ix_(good, good)] / scale**2)
+
+    def _usable(self, gradients: TaskGradients, finite: Any, gramian: Array) -> list[int]:
+        """Drop tasks whose gradient is not finite, and report them and those whose gradient is zero."""
+        good = []
+        for row, task in enumerate(gradients.tasks):
+            if not finite[row]:
+                gradients.drop(row)
+                self.report("not finite", task)
+            else:
+                good.append(row)
+                if gramian[row, row] == 0 and gradients.matrix:
+                    self.report("zero", task)
+        return good
+
+    def _apply_weights(self, gradients: TaskGradients, good: list[int], view: View, gramian: Array) -> None:
+        assert isinstance(self.method, GramianMethod)
+        weights, heads = np.zeros(len(gradients.tasks)), np.zeros(len(gradients.tasks))
+        weights[good] = self._checked(self.method.weights(gramian, view, self.own), len(good))
+        own = self.method.head_weights(weights[good], view, self.own)
+        if own is not None:
+            heads[good] = self._checked(own, len(good))
+        gradients.apply(weights, None if own is None else heads.tolist())
+
+    def _apply_direction(self, gradients: TaskGradients, good: list[int], view: View, scale: float) -> None:
+        assert isinstance(self.method, MatrixMethod)
+        set_random_state(view.seed)
+        blocks = gradients.matrix
+        first = next(iter(blocks.values()))
+        precise = torch.promote_types(first.dtype, torch.float32)
+        joined = torch.cat([block[good].to(first.device, precise) for block in blocks.values()], dim=1) / scale
+        direction = self.method.direction(joined, view, self.own)
+        if not bool(direction.isfinite().all()):
+            self.report(self._fallback(), "all tasks")
+            direction = joined.sum(0)
+        parts = (direction * scale).split([block.shape[1] for block in blocks.values()])
+        gradients.apply_direction(
+            {row: part.to(block) for (row, block), part in zip(blocks.items(), parts, strict=True)}
+        )
+
+    def _checked(self, weights: Any, tasks: int) -> Array:
+        """Return weights if they are K finite numbers; equal ones stand in for those that are not finite."""
+        values: Array = np.asarray(weights, dtype=np.float64)
+        if values.shape != (tasks,):
+            raise ProblemError(
+                f"{type(self.method).__name__} must return one weight per task of the step, [{tasks}], "
+                f"got an array of shape {list(values.shape)}."
+            )
+        if not np.isfinite(values).all():
+            self.report(self._fallback(), "all tasks")
+            return np.ones(tasks)
+        return values
+
+    def _fallback(self) -> str:
+        return f"summed, because what {type(self.method).__name__} made of it was not finite"
+
+
+def _sums(micros: Micros, present: list[str]) -> Tensor:
+    """Each task's loss over the micro-batches, [K]."""
+    sums: dict[str, Tensor] = {}
+    for losses in micros:
+        for item in losses:
+            value = item.scaled.detach()
+            sums[item.task] = sums[item.task] + value if item.task in sums else value
+    return torch.stack([sums[task] for task in present])
+
+
+def _read_back(gradients: TaskGradients, sums: Tensor) -> tuple[Array, Array, Array]:
+    """The Gramian [K, K], the sizes of the heads' gradients [K] and the losses [K], in one transfer."""
+    gramian = gradients.gramian()
+    parts = [gramian.flatten(), gradients.own_sizes().to(gramian), sums.to(gramian)]
+    values = torch.cat(parts).cpu().double().numpy()
+    tasks = len(gradients.tasks)
+    return values[: tasks**2].reshape(tasks, tasks), values[tasks**2 : -tasks], values[-tasks:]

@@ -1,0 +1,81 @@
+"""ARML: auxiliary weights whose gradients together come close to the target's."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from forkmerge.errors import ProblemError
+from forkmerge.methods._base import Array, LossMethod, MethodState, Setup, View
+from forkmerge.solvers import arml_step
+
+if TYPE_CHECKING:
+    from forkmerge.probe import Probe
+
+
+@dataclass(frozen=True)
+class ARML(LossMethod):
+    """Auxiliary task reweighting: a descends ‖g_m − Σ_k a_k g_k‖² subject to a ≥ 0, Σa = K; the model L_m + Σ a_k L_k.
+
+    Every 20th step a takes one step of gradient descent, is shifted to sum to the number K of auxiliaries, and clamped
+    at 0. Other steps cost nothing extra.
+
+    Args:
+        lr: Learning rate of a.
+        every: Steps between the steps of a.
+        temperature: T of the Langevin noise √(2 T lr) ξ that the paper adds to the weights after each step, to sample
+            them; 1/N samples the posterior for mean losses of N examples. 0 adds none, the default of the authors'
+            scripts, too.
+
+    State: a, one number per task.
+    Passes: in every 20th step, one forward pass more and a backward pass per task.
+    Memory: K shared gradients in every 20th step.
+    Target: needed.
+    Heads: weighted like the rest.
+
+    References:
+        Shi et al., Auxiliary Task Reweighting for Minimum-data Learning, NeurIPS 2020, Algorithm 1.
+
+    Note:
+        The authors' scripts skip the model's step when a moves; here the model steps, too.
+    """
+
+    needs_target = True
+    lr: float = 0.05
+    every: int = 20
+    temperature: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise ProblemError(f"every must be at least 1, got {self.every!r}.")
+        if self.temperature < 0:
+            raise ProblemError(f"temperature must not be negative, got {self.temperature!r}.")
+
+    def start(self, setup: Setup) -> MethodState:
+        """Start from weights of 1."""
+        return {"weights": [1.0] * len(setup.tasks)}
+
+    def before_step(self, probe: Probe, state: MethodState) -> None:
+        """Move a, every 20th step."""
+        if (probe.step + 1) % self.every:
+            return
+        present, gramian = probe.gramian()
+        target = probe.setup.target
+        if target not in present:
+            return
+        weights = np.array(state["weights"])
+        weights[present] = arml_step(gramian, present.index(target), weights[present], self.lr)
+        state["weights"] = weights.tolist()
+
+    def weights(self, view: View, state: MethodState) -> Array:
+        """Return a, and 1 for the target."""
+        return np.array(state["weights"])[view.indices]
+
+    def after_step(self, probe: Probe, state: MethodState) -> None:
+        """Add the noise, if there is any."""
+        del state
+        if self.temperature > 0:
+            probe.add_noise(math.sqrt(2 * self.temperature * probe.lr))

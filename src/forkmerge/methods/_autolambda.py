@@ -1,0 +1,81 @@
+"""Auto-λ: task weights learnt by looking one step ahead."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+
+from forkmerge.errors import ProblemError
+from forkmerge.methods._base import Array, LossMethod, MethodState, Setup, View, adam
+
+if TYPE_CHECKING:
+    from forkmerge.probe import Probe
+
+LOOKS = ("second", "validation")
+
+
+@dataclass(frozen=True)
+class AutoLambda(LossMethod):
+    """Auto-λ: task weights λ that descend the target's loss after one virtual step, by finite differences.
+
+    θ' = θ − α(m + ∇Σ λ_i L_i + wd·θ), with the optimizer's momentum m and weight decay; d = ∇L_m(θ') on another batch;
+    ε = 0.01/‖d‖; then ∂/∂λ_i = −α (L_i(θ + εd) − L_i(θ − εd))/(2ε), and an ordinary step on Σ λ_i L_i. All tasks have a
+    λ, the target too.
+
+    Args:
+        lr: Learning rate of λ.
+        initial: λ at the start.
+        look_at: The other batch: a "second" one of the training data, or one of the target's "validation" data.
+
+    State: λ, one number per task, and its Adam moments.
+    Passes: two forward and backward passes and two forward passes more.
+    Memory: two gradients and a copy of the weights.
+    Target: needed.
+    Heads: weighted like the rest.
+
+    References:
+        Liu et al., Auto-Lambda: Disentangling Dynamic Task Relationships, TMLR 2022, Section 3.
+
+    Note:
+        The paper's "validation" batch is a second training batch in the authors' code, and by default here. Where
+        parameter groups have different learning rates, each takes its own in the virtual step.
+    """
+
+    needs_target = True
+    lr: float = 1e-4
+    initial: float = 0.1
+    look_at: Literal["second", "validation"] = "second"
+
+    def __post_init__(self) -> None:
+        if self.look_at not in LOOKS:
+            raise ProblemError(f"look_at must be {' or '.join(LOOKS)}, got {self.look_at!r}.")
+
+    def start(self, setup: Setup) -> MethodState:
+        """Start from equal λ."""
+        return {"weights": [self.initial] * len(setup.tasks)}
+
+    def before_step(self, probe: Probe, state: MethodState) -> None:
+        """Look one step ahead, and move λ."""
+        assert probe.setup.target is not None
+        step = probe.descent(probe.gradient(dict(enumerate(state["weights"]))))
+        with probe.moved(probe.at_own_rates(step), -probe.lr):
+            ahead = probe.gradient({probe.setup.target: 1.0}, self.look_at)
+        parts = [part.norm() for part in ahead if part is not None]
+        length = float(torch.stack(parts).norm()) if parts else 0.0
+        if not (np.isfinite(length) and length > 0):
+            return
+        reach, ahead = 0.01 / length, probe.at_own_rates(ahead)
+        with probe.moved(ahead, reach):
+            present, above = probe.losses()
+        with probe.moved(ahead, -reach):
+            _, below = probe.losses()
+        slopes = np.full(len(state["weights"]), np.nan)
+        slopes[present] = -probe.lr * (above - below) / (2 * reach)
+        adam(state, "weights", np.where(np.isfinite(slopes), slopes, np.nan), self.lr)
+
+    def weights(self, view: View, state: MethodState) -> Array:
+        """Return λ."""
+        return np.array(state["weights"])[view.indices]

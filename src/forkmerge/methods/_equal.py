@@ -1,0 +1,31 @@
+"""EW: every task counts the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from forkmerge.methods._base import Array, LossMethod, MethodState, View
+
+
+@dataclass(frozen=True)
+class EW(LossMethod):
+    """Equal weights: d = Σ_k g_k, with the branch's task weights in the losses.
+
+    The same as no method at all, up to rounding; it is here so that tables can name it.
+
+    State: none.
+    Passes: none beyond the step's own.
+    Memory: none.
+    Target: not needed.
+    Heads: weighted like the rest, by 1.
+
+    References:
+        Caruana, Multitask Learning, Machine Learning 28, 1997.
+    """
+
+    def weights(self, view: View, state: MethodState) -> Array:
+        """Return ones."""
+        del state
+        return np.ones(len(view.present))

@@ -1,0 +1,120 @@
+"""IMTL: impartial in losses (L), in gradients (G), or in both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from forkmerge.methods._base import (
+    Array,
+    GramianMethod,
+    LossMethod,
+    MethodState,
+    Setup,
+    View,
+    adam,
+    spread,
+)
+from forkmerge.solvers import imtl_g
+
+
+@dataclass(frozen=True)
+class IMTL_L(LossMethod):
+    """Loss balance of IMTL: minimise Σ_k e^(s_k) L_k − s_k over the model and the scales s.
+
+    The weights e^(s_k) bring all scaled losses to 1; s moves along its own gradient e^(s_k) L_k − 1. Losses must be
+    positive.
+
+    Args:
+        lr: Learning rate of s; None follows the model's.
+
+    State: s, one number per task, and its Adam moments.
+    Passes: none beyond the step's own.
+    Memory: none.
+    Target: not needed.
+    Heads: weighted like the rest.
+
+    References:
+        Liu et al., Towards Impartial Multi-task Learning, ICLR 2021, Section 3.2.
+
+    Note:
+        The paper trains s with the model's optimizer; here an Adam of its own does it.
+    """
+
+    lr: float | None = None
+
+    def start(self, setup: Setup) -> MethodState:
+        """Start from scales of 1."""
+        return {"logs": [0.0] * len(setup.tasks)}
+
+    def weights(self, view: View, state: MethodState) -> Array:
+        """Return e^s, and move s."""
+        return _scale_losses(view, state, view.lr if self.lr is None else self.lr)
+
+
+@dataclass(frozen=True)
+class IMTL_G(GramianMethod):
+    """Gradient balance of IMTL: d = Σ w_k g_k with Σw = 1 and equal projections on all unit gradients.
+
+    State: none.
+    Passes: one backward pass per task.
+    Memory: K shared gradients.
+    Target: not needed.
+    Heads: unweighted.
+
+    References:
+        Liu et al., Towards Impartial Multi-task Learning, ICLR 2021, Section 3.1.
+    """
+
+    def weights(self, gramian: Array, view: View, state: MethodState) -> Array:
+        """Return the closed form."""
+        del view, state
+        return imtl_g(gramian)
+
+
+@dataclass(frozen=True)
+class IMTL(GramianMethod):
+    """IMTL, both balances: IMTL-G on the gradients of the losses that IMTL-L has scaled.
+
+    With h_k = e^(s_k): d = Σ w_k h_k g_k, where w makes the projections on all h_k g_k equal; heads descend h_k L_k.
+
+    Args:
+        lr: Learning rate of s; None follows the model's.
+
+    State: s, one number per task, and its Adam moments.
+    Passes: one backward pass per task.
+    Memory: K shared gradients.
+    Target: not needed.
+    Heads: weighted, by their loss scale h_k alone.
+
+    References:
+        Liu et al., Towards Impartial Multi-task Learning, ICLR 2021, Algorithm 1.
+
+    Note:
+        The paper trains s with the model's optimizer; here an Adam of its own does it.
+    """
+
+    weighs_heads = True
+    lr: float | None = None
+
+    def start(self, setup: Setup) -> MethodState:
+        """Start from scales of 1."""
+        return {"logs": [0.0] * len(setup.tasks), "scales": []}
+
+    def weights(self, gramian: Array, view: View, state: MethodState) -> Array:
+        """Return w h, and move s."""
+        scales = _scale_losses(view, state, view.lr if self.lr is None else self.lr)
+        state["scales"] = scales.tolist()
+        return imtl_g(gramian * scales * scales[:, None]) * scales
+
+    def head_weights(self, weights: Array, view: View, state: MethodState) -> Array:
+        """Return h."""
+        del weights, view
+        return np.array(state["scales"])
+
+
+def _scale_losses(view: View, state: MethodState, lr: float) -> Array:
+    scales: Array = np.exp(np.array(state["logs"])[view.indices])
+    adam(state, "logs", spread(scales * view.losses - 1, view), lr)
+    return scales

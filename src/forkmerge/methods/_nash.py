@@ -1,0 +1,75 @@
+"""Nash-MTL: the tasks bargain about the direction."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from forkmerge.errors import ProblemError
+from forkmerge.methods._base import Array, GramianMethod, MethodState, Setup, View
+from forkmerge.solvers import nash, nash_truncated
+
+
+@dataclass(frozen=True)
+class NashMTL(GramianMethod):
+    """Nash-MTL: d = Σ a_k g_k with G a = 1/a, the Nash bargaining solution.
+
+    Its length is √K whatever the gradients' sizes. At a Pareto-stationary point there is no solution; see
+    `forkmerge.solvers.nash` for what is done there.
+
+    Args:
+        solver: "exact" (damped Newton), or the authors' "truncated" iteration, which starts from the last weights.
+        iterations: The most iterations of the truncated form.
+        every: Steps for which weights are used before they are computed anew.
+        max_norm: The longest direction; None does not clip. The authors' code clips at 1.
+
+    State: the last weights, one number per task, and how often they were used.
+    Passes: one backward pass per task.
+    Memory: K shared gradients.
+    Target: not needed.
+    Heads: unweighted.
+
+    References:
+        Navon et al., Multi-Task Learning as a Bargaining Game, ICML 2022, Claim 3.1 and Algorithm 1.
+
+    Note:
+        The authors' code also multiplies the heads' gradients by a. Steps that use old weights compute all gradients
+        here, too.
+    """
+
+    solver: Literal["exact", "truncated"] = "exact"
+    iterations: int = 20
+    every: int = 1
+    max_norm: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.solver not in ("exact", "truncated"):
+            raise ProblemError(f"solver must be exact or truncated, got {self.solver!r}.")
+        for name in ("iterations", "every"):
+            if getattr(self, name) < 1:
+                raise ProblemError(f"{name} must be at least 1, got {getattr(self, name)!r}.")
+
+    def start(self, setup: Setup) -> MethodState:
+        """Start from the authors' weights of 1."""
+        return {"weights": [1.0] * len(setup.tasks), "age": self.every}
+
+    def weights(self, gramian: Array, view: View, state: MethodState) -> Array:
+        """Return the bargaining solution, of this step or of an earlier one."""
+        known = np.array(state["weights"])
+        last = known[view.indices]
+        if state["age"] >= self.every:
+            state["age"] = 0
+            last = nash(gramian) if self.solver == "exact" else nash_truncated(gramian, last, self.iterations)
+            known[view.indices] = np.where(last > 0, last, known[view.indices])
+            state["weights"] = known.tolist()
+        state["age"] += 1
+        return clipped(last, gramian, self.max_norm)
+
+
+def clipped(weights: Array, gramian: Array, max_norm: float | None) -> Array:
+    """Scale weights down so that ‖Σ w_k g_k‖ is at most `max_norm`."""
+    length = math.sqrt(max(float(weights @ gramian @ weights), 0.0))
+    return weights if max_norm is None or length <= max_norm else weights * (max_norm / length)

@@ -1,0 +1,45 @@
+"""UW: losses weighted by learnt uncertainties."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from forkmerge.methods._base import Array, LossMethod, MethodState, Setup, View, adam, spread
+
+
+@dataclass(frozen=True)
+class UW(LossMethod):
+    """Uncertainty weighting: minimise Σ_k ½ e^(−s_k) L_k + ½ s_k over the model and the log-variances s.
+
+    The weights are ½ e^(−s_k), ½ at the start; s moves along its own gradient ½ (1 − e^(−s_k) L_k).
+
+    Args:
+        lr: Learning rate of s; None follows the model's.
+
+    State: s, one number per task, and its Adam moments.
+    Passes: none beyond the step's own.
+    Memory: none.
+    Target: not needed.
+    Heads: weighted like the rest.
+
+    References:
+        Kendall et al., Multi-Task Learning Using Uncertainty to Weigh Losses, CVPR 2018, Eq. 7 and 10.
+
+    Note:
+        The paper trains s with the model's optimizer; here an Adam of its own does it, without weight decay or
+        clipping. Every loss has the factor ½ that the paper gives to regression.
+    """
+
+    lr: float | None = None
+
+    def start(self, setup: Setup) -> MethodState:
+        """Start from equal variances of 1."""
+        return {"logs": [0.0] * len(setup.tasks)}
+
+    def weights(self, view: View, state: MethodState) -> Array:
+        """Return ½ e^(−s), and move s."""
+        weights: Array = 0.5 * np.exp(-np.array(state["logs"])[view.indices])
+        adam(state, "logs", spread(0.5 - weights * view.losses, view), view.lr if self.lr is None else self.lr)
+        return weights
