@@ -1,6 +1,7 @@
 """Auxiliary-task learning that cannot hurt the target: fork, train, merge what helps, repeat."""
 
 from forkmerge.algorithms import Algorithm, ForkMerge, Joint, PostTrain, SingleTask, WeightGrid, pareto_front
+from forkmerge.auxiliaries import merge_auxiliaries, with_l2
 from forkmerge.branch import Mixture, Training
 from forkmerge.errors import ConfigError, ForkMergeError, ProblemError, StoreError
 from forkmerge.factories import OptimizerOf, SchedulerOf
@@ -52,7 +53,9 @@ __all__ = [
     "fork",
     "load_recipe",
     "measure",
+    "merge_auxiliaries",
     "merge_states",
     "pareto_front",
     "task_relevance",
+    "with_l2",
 ]
