@@ -125,6 +125,11 @@ def is_unused(folder: Path) -> bool:
     return not folder.exists() or (folder.is_dir() and {item.name for item in folder.iterdir()} <= leftovers)
 
 
+def numbered(place: Path) -> list[Path]:
+    """Return what lies in `place` under a number for its name, in the order of the numbers."""
+    return sorted((item for item in place.glob("*") if item.name.isdecimal()), key=lambda item: int(item.name))
+
+
 def discard(folder: Path) -> None:
     """Remove `folder`, if there is one, never leaving half of it under its name."""
     if folder.exists():

@@ -99,7 +99,7 @@ class RunFolder:
         checkpoints stay and older ones are removed.
         """
         places = self.path / "checkpoints"
-        if index < (newest := max((int(folder.name) for folder in _numbered(places)), default=0)):
+        if index < (newest := max((int(folder.name) for folder in disk.numbered(places)), default=0)):
             raise StoreError(f"checkpoint {index} is older than the newest, {newest}: call load() first.")
         self._write_state(places / f"{index:08d}", value)
         self._prune()
@@ -112,7 +112,7 @@ class RunFolder:
         """
         record, value, offset = self.path / "record.jsonl", None, 0
         with explained(f"continue from {self.path}"):
-            folders = _numbered(self.path / "checkpoints")
+            folders = disk.numbered(self.path / "checkpoints")
             size = record.stat().st_size if record.exists() else 0
             for folder in reversed(folders):
                 try:
@@ -140,7 +140,7 @@ class RunFolder:
         """Return what `keep_branches` kept for round `index`, verified."""
         folder = self.path / "branches" / f"{index:08d}"
         if not folder.is_dir():
-            kept = ", ".join(str(int(item.name)) for item in _numbered(folder.parent)) or "none"
+            kept = ", ".join(str(int(item.name)) for item in disk.numbered(folder.parent)) or "none"
             raise StoreError(f"{self.path} keeps no branches of round {index}. Kept rounds: {kept}.")
         try:
             return _read_state(folder)[0]
@@ -197,7 +197,7 @@ class RunFolder:
         self.close()
 
     def _prune(self) -> None:
-        for folder in _numbered(self.path / "checkpoints")[:-CHECKPOINTS_KEPT]:
+        for folder in disk.numbered(self.path / "checkpoints")[:-CHECKPOINTS_KEPT]:
             disk.discard(folder)
 
     def _writable(self) -> BinaryIO:
@@ -319,11 +319,6 @@ def _parse(data: bytes, name: str) -> Any:
         return json.loads(data)
     except ValueError as error:
         raise StoreError(f"{name} is not JSON: {error}.") from error
-
-
-def _numbered(place: Path) -> list[Path]:
-    folders = (item for item in place.glob("*") if item.name.isdecimal())
-    return sorted(folders, key=lambda folder: int(folder.name))
 
 
 def _config_of(run: Path) -> Path:
