@@ -367,6 +367,14 @@ def test_a_run_that_cannot_be_read_does_not_hide_the_others(tiny: Any) -> None:
     assert "unreadable" in invoke("runs").stdout
 
 
+def test_an_algorithm_made_of_several_runs_is_one_line_and_its_parts_are_listed_on_request(tiny: Any) -> None:
+    done = invoke("run", "tiny:recipe", "--algorithm", "PostTrain", "--steps", "8", "--out", "runs/p")
+    assert re.search(r"test +accuracy", done.stdout)
+    assert [row["name"] for row in json.loads(invoke("runs", "--json").stdout)] == ["p"]
+    names = [row["name"] for row in json.loads(invoke("runs", "runs/p", "--json").stdout)]
+    assert names == ["p", "finetuning", "pretraining"]
+
+
 def test_kept_branches_say_beforehand_what_disk_they_take(tiny: Any) -> None:
     done = invoke("run", "tiny:recipe", "--set", "algorithm.keep_branches=true", "--out", "r")
     assert re.match(r"the branches of every round are kept: .*B on disk in all", done.stderr)

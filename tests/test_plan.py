@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import forkmerge as fm
-from forkmerge.console import show_plan
 from forkmerge.plan import Plan, plan_run
 from forkmerge.store import CHECKPOINTS_KEPT
+from forkmerge.views import show_plan
 from problems import (
     ADAM,
     SGD,
@@ -85,6 +85,8 @@ def count_work(made: fm.Recipe, examiner: Examiner) -> tuple[int, float]:
             key = event["phase"], event["branch"]
             steps += event["step"] - at.get(key, 0)
             at[key] = event["step"]
+        if event["event"] == "start":
+            at.clear()
 
     examiner.examples = 0
     made.fit(observe=observe)
@@ -261,3 +263,14 @@ def test_the_plan_is_printed_with_everything_in_it() -> None:
         assert part in text
     for name in ("memory", "disk", "time"):
         assert any(line.startswith(name) for line in text.splitlines())
+
+
+@pytest.mark.parametrize("algorithm", [fm.PostTrain(), fm.WeightGrid()], ids=["post-training", "grid of weights"])
+def test_an_algorithm_made_of_several_runs_is_planned_as_a_whole(algorithm: fm.Algorithm) -> None:
+    examiner = Examiner()
+    made = recipe(algorithm, problem=shared_problem(metrics=examiner), steps=10)
+    plan = plan_run(made)
+    one = plan_run(recipe(fm.Joint(), steps=10))
+    steps, _ = count_work(made, examiner)
+    assert plan.branch_steps["total"] == steps
+    assert plan.disk["total"] >= one.disk["total"] * steps / 10

@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import shlex
-import signal
 import sys
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, replace
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from typer.core import TyperGroup
 
 from forkmerge import __version__
-from forkmerge.codec import plain
-from forkmerge.console import Tracker, runs_table, say, show_plan, show_run, show_story, watching
+from forkmerge.algorithms._composed import Composed
+from forkmerge.console import Tracker, say, watching
 from forkmerge.errors import ConfigError, ForkMergeError, StoreError
 from forkmerge.export import export_run
 from forkmerge.history import Story, list_stories, read_story
 from forkmerge.plan import plan_run
 from forkmerge.recipe import Recipe, load_recipe, recipe_from
 from forkmerge.sealed import measure_test
+from forkmerge.session import interruptible, print_json, readable_warnings, stderr, stdout, stdout_for_json
+from forkmerge.views import runs_table, show_plan, show_run, show_story
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -46,7 +42,7 @@ class _Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except ForkMergeError as error:
-            say(_stderr(), f"error: {error}", style="red")
+            say(stderr(), f"error: {error}", style="red")
             raise typer.Exit(2) from None
 
 
@@ -108,12 +104,12 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Train on a problem."""
-    with _stdout_for_json(as_json):
+    with stdout_for_json(as_json):
         given = {"target": target, "steps": steps, "seed": seed, "algorithm": algorithm and {"name": algorithm}}
         recipe = load_recipe(problem, overrides_from({k: v for k, v in given.items() if v is not None}, settings or []))
         plan = plan_run(recipe, workers=workers) if dry_run else None
     if plan is not None:
-        _print_json(asdict(plan)) if as_json else show_plan(_stdout(), plan)
+        print_json(asdict(plan)) if as_json else show_plan(stdout(), plan)
         return
     folder = out or _free_folder(problem, recipe)
     command = shlex.join(["forkmerge", *sys.argv[1:]])
@@ -126,13 +122,13 @@ def resume(run: RunArgument, workers: Workers = None, as_json: Json = False) -> 
     """Continue a run that was interrupted or killed, to the same bits."""
     story = read_story(run)
     if story.status == "finished":
-        say(_stderr(), f"{run} is finished already.")
+        say(stderr(), f"{run} is finished already.")
         _test_late(story, as_json)
         _show(read_story(run), as_json)
         return
     if not story.source:
         raise StoreError(f"{run} was started from Python: continue it with {story.how_to_resume}.")
-    with _stdout_for_json(as_json):
+    with stdout_for_json(as_json):
         recipe = _recipe_of(story)
     _train(recipe, run, workers=workers or story.source.get("workers"), resume=True, as_json=as_json)
 
@@ -146,11 +142,11 @@ def list_runs(
         raise StoreError(f"{folder} is not a folder.")
     rows = list_stories(folder)
     if as_json:
-        _print_json(rows)
+        print_json(rows)
     elif rows:
-        _stdout().print(runs_table(rows))
+        stdout().print(runs_table(rows))
     else:
-        say(_stdout(), f"no runs in {folder}: start one with `forkmerge run PROBLEM`.")
+        say(stdout(), f"no runs in {folder}: start one with `forkmerge run PROBLEM`.")
 
 
 @app.command()
@@ -168,7 +164,7 @@ def export(
     """Write a run's model, for plain torch, with a card."""
     export_run(run, out)
     files = [str(out / name) for name in ("model.safetensors", "README.md", "card.json")]
-    _print_json({"files": files}) if as_json else say(_stdout(), "\n".join(files))
+    print_json({"files": files}) if as_json else say(stdout(), "\n".join(files))
 
 
 @app.command()
@@ -185,7 +181,7 @@ def new(path: Annotated[Path, typer.Argument(metavar="FILE", help="E.g. my_probl
     except OSError as error:
         raise StoreError(f"cannot write {path}: {error.strerror}.") from None
     place = "" if path.parent == Path() else f"cd {shlex.quote(str(path.parent))} && "
-    say(_stdout(), f"wrote {path}. It runs as it stands:\n\n    {place}forkmerge run {path.stem}:recipe")
+    say(stdout(), f"wrote {path}. It runs as it stands:\n\n    {place}forkmerge run {path.stem}:recipe")
 
 
 def overrides_from(given: dict[str, Any], assignments: list[str]) -> dict[str, Any]:
@@ -232,25 +228,31 @@ def _recipe_of(story: Story) -> Recipe:
     function, before, now = story.source["settings"]["recipe"], story.source.get("code"), recipe.source.get("code")
     if before != now:
         text = f"the file of {function} has changed since {story.path} was started: the bits may differ"
-        say(_stderr(), f"warning: {text}.", style="yellow")
+        say(stderr(), f"warning: {text}.", style="yellow")
     return recipe
 
 
+def _tracker(recipe: Recipe) -> Tracker:
+    steps, algorithm = recipe.steps, recipe.algorithm
+    settings = algorithm.settings(recipe.problem)
+    if not isinstance(steps, int) or steps < 1:  # `fit` refuses it in its own words
+        return Tracker(0, 1, refit=False)
+    total = algorithm.branch_steps(recipe.problem, steps) if isinstance(algorithm, Composed) else 0
+    return Tracker(steps, math.ceil(steps / settings.interval_of(steps)), refit=settings.refit, total=total)
+
+
 def _train(recipe: Recipe, folder: Path, *, workers: int | None, resume: bool, as_json: bool) -> None:
-    console, steps = _stderr(), recipe.steps
-    settings = recipe.algorithm.settings(recipe.problem)
-    rounds = math.ceil(steps / settings.interval_of(steps)) if isinstance(steps, int) and steps > 0 else 1
-    tracker = Tracker(steps, rounds, settings.refit)
+    console, tracker = stderr(), _tracker(recipe)
     options = {} if workers is None else {"workers": workers}
-    with _stdout_for_json(as_json), _interruptible(console, folder, tracker), _readable_warnings(console):
+    with stdout_for_json(as_json), interruptible(console, folder, tracker), readable_warnings(console):
         with watching(console, tracker) as observe:
             finished = recipe.fit(folder=folder, resume=resume, observe=observe, **options)
         measure_test(finished, recipe.problem, folder)
     if as_json:
-        _print_json({"folder": str(folder), **finished.to_json()})
+        print_json({"folder": str(folder), **finished.to_json()})
         return
-    show_run(_stdout(), finished)
-    say(_stdout(), f"\nkept in {folder}; `forkmerge export {shlex.quote(str(folder))} OUT` writes the model.")
+    show_run(stdout(), finished)
+    say(stdout(), f"\nkept in {folder}; `forkmerge export {shlex.quote(str(folder))} OUT` writes the model.")
 
 
 def _test_late(story: Story, as_json: bool) -> None:
@@ -258,79 +260,23 @@ def _test_late(story: Story, as_json: bool) -> None:
     if not story.source or story.run is None or story.run.test is not None:
         return
     try:
-        with _stdout_for_json(as_json), _readable_warnings(_stderr()):
+        with stdout_for_json(as_json), readable_warnings(stderr()):
             recipe = _recipe_of(story)
             if recipe.problem.target in recipe.problem.evaluations("test"):
                 measure_test(recipe.fit(folder=story.path, resume=True), recipe.problem, story.path)
     except ForkMergeError as error:
-        say(_stderr(), f"warning: the test split could not be measured: {error}", style="yellow")
+        say(stderr(), f"warning: the test split could not be measured: {error}", style="yellow")
 
 
 def _show(story: Story, as_json: bool) -> None:
     for warning in story.warnings:
-        say(_stderr(), f"warning: {warning}", style="yellow")
+        say(stderr(), f"warning: {warning}", style="yellow")
     if as_json:
-        _print_json({**story.to_row(), "run": None if story.run is None else story.run.to_json()})
+        print_json({**story.to_row(), "run": None if story.run is None else story.run.to_json()})
     elif story.run is not None:
-        show_run(_stdout(), story.run)
+        show_run(stdout(), story.run)
     else:
-        show_story(_stdout(), story)
-
-
-class _Terminated(KeyboardInterrupt):
-    """SIGTERM, handled like Ctrl-C."""
-
-
-def _terminate(number: int, frame: object) -> None:
-    raise _Terminated
-
-
-@contextmanager
-def _interruptible(console: Console, folder: Path, tracker: Tracker) -> Iterator[None]:
-    """End cleanly on Ctrl-C and SIGTERM, saying how to go on."""
-    before = signal.signal(signal.SIGTERM, _terminate)
-    try:
-        yield
-    except KeyboardInterrupt as interrupt:
-        number = signal.SIGTERM if isinstance(interrupt, _Terminated) else signal.SIGINT
-        text = "interrupted before anything was written."
-        if (folder / "config.json").exists():
-            place = f"; the last checkpoint is at {tracker.checkpoint}." if tracker.checkpoint else "."
-            text = f"interrupted{place} Continue with: forkmerge resume {shlex.quote(str(folder))}"
-        say(console, text, style="yellow")
-        raise typer.Exit(128 + number) from None
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
-def _readable_warnings(console: Console) -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.showwarning = lambda message, *_, **__: say(console, f"warning: {message}", style="yellow")
-        yield
-
-
-@contextmanager
-def _stdout_for_json(as_json: bool) -> Iterator[None]:
-    """Send what the user's code prints to standard error, where standard output is promised to be JSON."""
-    if not as_json:
-        yield
-        return
-    with redirect_stdout(sys.stderr):
-        yield
-
-
-def _stdout() -> Console:
-    # What is not a terminal has no width to fold tables to.
-    return Console(width=None if sys.stdout.isatty() else 200)
-
-
-def _stderr() -> Console:
-    return Console(stderr=True)
-
-
-def _print_json(value: Any) -> None:
-    typer.echo(json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False))
+        show_story(stdout(), story)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""What a terminal shows: progress while a run is under way, and tables of runs.
+"""What a terminal shows while a run is under way.
 
 The engine never prints. `Tracker` turns its events into numbers; `watching` draws them, as a bar on a terminal and as
 plain lines elsewhere.
@@ -8,23 +8,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
-from rich.table import Table
 
-from forkmerge.history import Story
-from forkmerge.plan import BranchPlan, Plan
-from forkmerge.run import Round, Run, show_metrics
-
-_MEANINGS = {
-    "loss": "a task weight multiplies the task's loss",
-    "sampling": "a task weight is the share of steps that train on the task",
-}
 _SECONDS_BETWEEN_LINES = 5.0
 
 
@@ -32,20 +23,23 @@ class Tracker:
     """How far a run is, and how long it will still take, from the events of `fit`.
 
     The time left is what the branch-steps so far took each, times the branch-steps that remain, a refit's included,
-    plus the merges at what they took so far. Pruning may shorten it.
+    plus the merges at what they took so far. Pruning, and parts that were finished before a resume, may shorten it.
 
     Args:
         steps: T.
         rounds: Rounds of one phase.
         refit: Whether a refit follows the search.
+        total: Branch-steps of all parts of an algorithm that is made of several runs.
         clock: Seconds, monotonic.
 
     Attributes:
         checkpoint: Where the newest checkpoint stands, e.g. "step 400"; None before the first.
     """
 
-    def __init__(self, steps: int, rounds: int, refit: bool, clock: Callable[[], float] = time.monotonic) -> None:
-        self.steps, self.rounds, self.refit, self.clock = steps, rounds, refit, clock
+    def __init__(
+        self, steps: int, rounds: int, *, refit: bool, total: int = 0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.steps, self.rounds, self.refit, self.total, self.clock = steps, rounds, refit, total, clock
         self.phase, self.round, self.branch, self.step = "start", 1, "", 0
         self.score: float | None = None
         self.branches: list[str] = []
@@ -107,12 +101,12 @@ class Tracker:
     def remaining(self) -> int:
         """Branch-steps still to be trained."""
         if self.phase == "done":
-            return 0
+            return max(self.total - self._done, 0)
         ahead = sum(self._until - self._at.get(name, self._merged_at) for name in self.branches)
         if self.phase == "search" and self.refit:
             branches = [name for name in self.branches if name != "floor"]
             ahead += self._searched + sum(self._until - self._at.get(name, self._merged_at) for name in branches)
-        return ahead
+        return max(ahead, self.total - self._done)
 
     @property
     def seconds_left(self) -> float | None:
@@ -192,9 +186,11 @@ def describe_event(event: Mapping[str, Any], tracker: Tracker) -> str | None:
     kind = event["event"]
     if kind == "round":
         shares = ", ".join(f"{name} {value:.2f}" for name, value in event["coefficients"].items())
-        score = "" if event["score"] is None else f"  score {event['score']:.4g}"
+        merged = shares if len(event["branches"]) > 1 else ""
+        score = "" if event["score"] is None else f"score {event['score']:.4g}"
         place = f"{event['phase']} {tracker.round}/{tracker.rounds}  step {event['end']}"
-        return f"{place}{score}  {shares or 'every branch was faulty: last good state kept'}"
+        fault = "" if shares else "every branch was faulty: last good state kept"
+        return "  ".join(part for part in (place, score, merged, fault) if part)
     if kind == "probe":
         return f"probe  {event['branch']}  step {event['step']}  score {event['score']:.4g}"
     if kind == "resume":
@@ -232,110 +228,3 @@ def show_bytes(count: float) -> str:
 def _left(tracker: Tracker) -> str:
     seconds = tracker.seconds_left
     return "" if seconds is None or tracker.phase == "done" else f"{show_seconds(math.ceil(seconds))} left"
-
-
-def rounds_table(rounds: Sequence[Round]) -> Table:
-    """Return the coefficients of every round, with each branch's own score behind them."""
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    names = list(dict.fromkeys(name for r in rounds for name in r.branches))
-    for title in ("round", "step", *names, "score"):
-        table.add_column(escape(title), justify="right")
-    for r in rounds:
-        table.add_row(str(r.index), str(r.end), *(_share(r, name) for name in names), _number(r.score))
-    return table
-
-
-def _share(r: Round, name: str) -> str:
-    if name not in r.branches:
-        return ""
-    score = r.branches[name].score
-    share = f"{r.coefficients[name]:.2f}" if name in r.coefficients else "faulty"
-    return share if score is None else f"{share} ({_number(score)})"
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.4g}"
-
-
-def show_run(console: Console, run: Run) -> None:
-    """Print a run: its summary, the table of its rounds, where the time went."""
-    lines = [line for line in repr(run).splitlines() if not line.startswith("  round ")]
-    say(console, "\n".join(line for line in lines if not line.startswith("  note: ")))
-    show_rounds(console, run.searched)
-    if run.probes:
-        say(console, f"  probes      {show_metrics(run.probes)}")
-    if run.seconds:
-        say(console, "  time        " + ", ".join(f"{name} {show_seconds(s)}" for name, s in run.seconds.items()))
-    for note in run.notes:
-        say(console, f"  note: {note}", style="yellow")
-
-
-def show_rounds(console: Console, rounds: Sequence[Round]) -> None:
-    """Print the coefficients of every searched round, where there were several branches; a refit repeats them."""
-    if any(len(r.branches) > 1 for r in rounds):
-        say(console, "\n  coefficients by branch, each with the branch's own score in brackets")
-        console.print(rounds_table(rounds))
-        say(console, "")
-
-
-def runs_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Return the table of `forkmerge runs`."""
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for title in ("run", "algorithm", "target", "status", "step", "validation", "test", "last change"):
-        table.add_column(title, overflow="fold")
-    colours = {"finished": "green", "running": "cyan", "interrupted": "yellow", "unreadable": "red"}
-    for row in rows:
-        status = row["status"]
-        cells = [row["name"], row["algorithm"], row["target"], status, row["progress"], row["validation"], row["test"]]
-        shown = [escape(str(cell or "")) for cell in (*cells, row["changed"])]
-        shown[3] = f"[{colours[status]}]{status}[/]"
-        table.add_row(*shown)
-    return table
-
-
-def show_story(console: Console, story: Story) -> None:
-    """Print a run that is not finished: what its record holds so far, and how to continue it."""
-    phase = " of the refit" if story.phase == "refit" else ""
-    say(console, f"{story.algorithm} on {story.target!r}: {story.status} at step {story.step} of {story.steps}{phase}")
-    show_rounds(console, [r for r in story.rounds if r.phase == "search"])
-    if story.status == "interrupted":
-        place = story.checkpoint or "the beginning: there is no undamaged checkpoint"
-        say(console, f"  it continues from {place} with: {story.how_to_resume}")
-
-
-def show_plan(console: Console, plan: Plan) -> None:
-    """Print what a run would do and cost."""
-    say(console, f"{plan.algorithm} on {plan.target!r}: {plan.steps} steps, a merge every {plan.interval}")
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for title in ("branch", "task weights", "a step takes"):
-        table.add_column(title)
-    for kind, branches in (("", plan.branches), ("probe: ", plan.probes)):
-        for branch in branches:
-            table.add_row(escape(kind + branch.name), escape(_weights(branch)), show_seconds(branch.seconds_per_step))
-    console.print(table)
-    phases = {phase: count for phase, count in plan.branch_steps.items() if phase != "total"}
-    shown = " + ".join(f"{phase} {count}" for phase, count in phases.items())
-    per_merge, total = (f"{plan.passes[key]:.4g}" for key in ("per merge", "total"))
-    disk = f"two checkpoints of {show_bytes(plan.disk['checkpoint'])}, the model {show_bytes(plan.disk['model'])}"
-    if plan.disk["branches"]:
-        disk += f", every round's branches {show_bytes(plan.disk['branches'])}"
-    workers = "" if plan.workers == 1 else f" in {plan.workers} processes"
-    times = ", ".join(f"{name} {show_seconds(plan.seconds[name])}" for name in ("training", "validation"))
-    for name, text in (
-        ("weights", _MEANINGS[plan.weights]),
-        ("steps", f"{plan.branch_steps['total']} in all: {shown}"),
-        ("merges", f"{plan.merges}, each with up to {per_merge} validation passes over {plan.examples} examples"),
-        ("validation", f"up to {total} passes in all"),
-        (
-            "memory",
-            f"{show_bytes(plan.memory['total'])} for {plan.parameters} trainable parameters; activations and "
-            "data come on top",
-        ),
-        ("disk", f"{show_bytes(plan.disk['total'])}: {disk}"),
-        ("time", f"about {show_seconds(plan.seconds['total'])}{workers}: {times}"),
-    ):
-        say(console, f"{name:<12}{text}")
-
-
-def _weights(branch: BranchPlan) -> str:
-    return ", ".join(f"{task} {weight:.4g}" for task, weight in branch.task_weights.items())

@@ -132,9 +132,14 @@ def read_story(folder: str | os.PathLike[str], *, verify: bool = False) -> Story
 
 
 def list_stories(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Return a row for every run below a folder; one that cannot be read says why instead of hiding the others."""
-    rows = []
-    for path in list_runs(folder):
+    """Return a row for every run below a folder; one that cannot be read says why instead of hiding the others.
+
+    The parts of a run that is made of several are listed only where the folder is that run's own.
+    """
+    rows, found = [], list_runs(folder)
+    for path in found:
+        if path.parent in found and path.parent != Path(folder):
+            continue
         try:
             row = read_story(path).to_row()
         except (ForkMergeError, KeyError, TypeError) as error:

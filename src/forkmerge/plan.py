@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from forkmerge.algorithms._composed import Composed
 from forkmerge.algorithms._fit import build_model
 from forkmerge.algorithms._rounds import branches_of
 from forkmerge.algorithms._settings import Settings
@@ -116,20 +117,17 @@ def plan_run(recipe: Recipe, *, workers: int | None = None) -> Plan:
     trial = _try(job, settings)
     branches, count = trial.branches, len(trial.branches)
     rounds = foresee_rounds(settings, recipe.steps, count)
-    searching = _searches(settings, count)
-    passes = {"per merge": 0.0, "total": 1.0}
-    if searching:
-        passes = count_passes(settings, problem, rounds, len(trial.probes))
+    passes = count_passes(settings, problem, rounds, len(trial.probes))
     training_seconds = _training_seconds(settings, rounds, trial, workers)
     training_seconds += _bn_batches(settings, model, rounds) * branches[0].seconds_per_step
     seconds = {"training": training_seconds, "validation": passes["total"] * trial.seconds_per_pass}
-    return Plan(
+    plan = Plan(
         algorithm=type(recipe.algorithm).__name__,
         target=problem.target,
         weights=problem.weights,
         steps=recipe.steps,
         interval=settings.interval_of(recipe.steps),
-        merges=len(rounds) if searching else 0,
+        merges=len(rounds) if _searches(settings, count) else 0,
         branches=branches,
         probes=trial.probes,
         branch_steps=count_steps(settings, rounds, len(trial.probes)),
@@ -140,6 +138,21 @@ def plan_run(recipe: Recipe, *, workers: int | None = None) -> Plan:
         seconds={**seconds, "total": sum(seconds.values())},
         parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
         workers=workers,
+    )
+    if isinstance(recipe.algorithm, Composed):
+        return _whole(plan, recipe.algorithm.branch_steps(problem, recipe.steps))
+    return plan
+
+
+def _whole(part: Plan, steps: int) -> Plan:
+    """Return the plan of an algorithm made of several runs, in proportion to one of them; a part's folder stays."""
+    times = steps / part.branch_steps["total"]
+    return replace(
+        part,
+        branch_steps={"parts": steps, "total": steps},
+        passes={**part.passes, "total": part.passes["total"] * times},
+        disk={**part.disk, "total": math.ceil(part.disk["total"] * times)},
+        seconds={name: value * times for name, value in part.seconds.items()},
     )
 
 
@@ -196,6 +209,8 @@ def count_steps(settings: Settings, rounds: Sequence[Stretch], probes: int) -> d
 
 def count_passes(settings: Settings, problem: Problem, rounds: Sequence[Stretch], probes: int) -> dict[str, float]:
     """Return the validation passes of the first merge and of the whole search, at most."""
+    if not _searches(settings, rounds[0].branches):
+        return {"per merge": 0.0, "total": 1.0}  # the one that tries the metrics before training
     examples = _validation_examples(problem)
     share = min(settings.search_examples or examples, examples) / examples
     snapshots = settings.checkpoint != "last"
