@@ -397,7 +397,7 @@ class TestRecipes:
             ("[algorithm]\nname = 'Forkmerge'", r"unknown algorithm 'Forkmerge'\. Did you mean 'ForkMerge'"),
             ("[algorithm]\npreset = 'papers'", r"unknown preset 'papers'\. Did you mean 'paper'"),
             ("target = 'tgd'", r"unknown task 'tgd'\. Did you mean 'tgt'"),
-            ("[optimizer]\nlr = 1", r"\[optimizer\] needs a name, e\.g\. name = 'Adam'"),
+            ("[scheduler]\nT_max = 1", r"\[scheduler\] needs a name, e\.g\. name = 'CosineAnnealingLR'"),
             ("optimizer = 'Addam'", r"unknown optimizer 'Addam'\. Did you mean 'Adam'"),
             ("[arguments]\nsizes = 3", r"\[arguments\] do not fit .*'sizes'.*It takes: size"),
         ],

@@ -438,3 +438,12 @@ def test_any_policy_for_optimizer_state_resumes_to_the_same_bits(optimizer: Any,
         fit(algorithm, folder=tmp_path / "run", observe=stop_at(12), **options)
     resumed = fit(algorithm, folder=tmp_path / "run", resume=True, **options)
     assert same_bits(resumed, fit(algorithm, **options))
+
+
+def test_a_run_resumes_with_another_number_of_loader_workers(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"model": plain_net, "optimizer": fm.OptimizerOf("SGD", lr=0.1), "steps": 4}
+    first = fm.SingleTask(interval=2).fit(shared_problem(), **options, folder=tmp_path / "run")
+    again = fm.SingleTask(interval=2).fit(
+        shared_problem(), **options, folder=tmp_path / "run", resume=True, loader_workers=1
+    )
+    assert again.score == first.score

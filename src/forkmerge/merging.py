@@ -221,8 +221,8 @@ def share_optimizer(states: Sequence[State], coefficients: Coefficients, policy:
 def synchronise(branches: Sequence[State], merged: State, coefficients: Coefficients, optimizer_state: str) -> None:
     """Let every branch go on from the merged weights, and apply the policy for optimizer state.
 
-    The optimizer of a branch that diverged is reset whatever the policy: its tensors are not finite either, and
-    would spoil the next round. Coefficients that are all 0 mean that every branch has.
+    The optimizer, and method, of a branch that diverged is reset whatever the policy: its tensors are not finite
+    either, and would spoil the next round. Coefficients that are all 0 mean that every branch has.
     """
     diverged = [state for state in branches if not any(coefficients) or not state.is_finite()]
     if any(coefficients):
@@ -230,7 +230,7 @@ def synchronise(branches: Sequence[State], merged: State, coefficients: Coeffici
     for state in branches:
         state.take_weights(merged)
     for state in diverged:
-        state.reset_optimizer()
+        state.forget()
 
 
 def merge_states(states: Mapping[str, Mapping[str, Tensor]], coefficients: Mapping[str, float]) -> dict[str, Tensor]:

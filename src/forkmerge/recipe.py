@@ -120,8 +120,7 @@ def _override(recipe: Recipe, settings: Mapping[str, Any]) -> Recipe:
     if "seed" in settings:
         options["seed"] = settings["seed"]
     if "optimizer" in settings:
-        kind, rest = _named("optimizer", settings["optimizer"])
-        changes["optimizer"] = OptimizerOf(kind, **rest)
+        changes["optimizer"] = _optimizer(settings["optimizer"], recipe.optimizer)
     if "scheduler" in settings:
         kind, rest = _named("scheduler", settings["scheduler"])
         options["scheduler"] = SchedulerOf(kind, **rest)
@@ -163,6 +162,14 @@ def _merge(settings: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[st
             value = {**old, **value}
         merged[key] = value
     return merged
+
+
+def _optimizer(value: Any, own: OptimizerFactory) -> OptimizerOf:
+    """Return the optimizer of a table; options without a name change the recipe's own."""
+    if isinstance(value, Mapping) and "name" not in value and isinstance(own, OptimizerOf):
+        return OptimizerOf(own.kind, **{"group_lr": own.group_lr, **own.options, **value})
+    kind, options = _named("optimizer", value)
+    return OptimizerOf(kind, **options)
 
 
 def _named(what: str, value: Any) -> tuple[str, dict[str, Any]]:

@@ -121,6 +121,11 @@ class State:
         """Forget the optimizer's tensors; learning rates and schedule stay."""
         self.optimizer_rows, self.optimizer_slots, self.optimizer_loose = {}, {}, {}
 
+    def forget(self) -> None:
+        """Forget everything that a diverged step may have spoiled besides the weights."""
+        self.reset_optimizer()
+        self.method = {}
+
     def is_finite(self) -> bool:
         """Whether no parameter is infinite or NaN."""
         return all(bool(torch.isfinite(row).all()) for row in self.rows.values())

@@ -188,6 +188,8 @@ def _open_store(
     store = RunFolder.open(folder)
     for key, value in config.items():
         stored = store.config.get(key)
+        if key == "training":  # a run's bits do not depend on who reads the examples
+            stored = {**(stored or {}), "loader_workers": value["loader_workers"]}
         if key != "source" and stored != value:
             store.close()
             raise StoreError(

@@ -22,6 +22,9 @@ class Merger:
     def __init__(self, settings: Settings, crew: Crew, judge: Judge) -> None:
         self.settings, self.crew, self.judge = settings, crew, judge
         self.target = crew.job.problem.target
+        # A gradient method leaves out a task whose gradient is not finite, and a float16 scaler the whole step: the
+        # weights may be sound although a loss was not.
+        self._losses_tell = settings.method is None and crew.job.training.precision != "float16"
 
     def search(self, progress: Progress, entering: list[State]) -> Round:
         """Search the coefficients of a round and merge with them."""
@@ -80,8 +83,7 @@ class Merger:
         for mixture, state in zip(progress.mixtures, entering, strict=True):
             losses = progress.mean_losses(mixture.name)
             bad = [task for task, loss in losses.items() if not math.isfinite(loss)]
-            # A gradient method leaves out a task whose gradient is not finite, so the weights may be sound.
-            if self.settings.checkpoint == "last" and bad and self.settings.method is None:
+            if self.settings.checkpoint == "last" and bad and self._losses_tell:
                 faults[mixture.name] = f"its training loss of {', '.join(bad)} is not finite"
             elif not state.is_finite():
                 faults[mixture.name] = "it has parameters that are not finite"

@@ -112,4 +112,6 @@ def recipe(labels: int = 60) -> fm.Recipe:
         # One branch with the target alone and one per auxiliary, merged every 100 steps. To compare, run again with
         # --algorithm SingleTask or --algorithm Joint.
         algorithm=fm.ForkMerge("per_auxiliary", interval=100),
+        # A network this small gains nothing from more threads; leave it out for a large one.
+        options={"threads": 1},
     )
