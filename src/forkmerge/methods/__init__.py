@@ -26,7 +26,7 @@ from forkmerge.methods._imtl import IMTL, IMTL_G, IMTL_L
 from forkmerge.methods._mgda import MGDA
 from forkmerge.methods._nash import NashMTL
 from forkmerge.methods._olaux import OL_AUX
-from forkmerge.methods._registry import METHODS, method_from, methods_table
+from forkmerge.methods._registry import METHODS, method_from, methods_markdown, methods_table
 from forkmerge.methods._rlw import RLW
 from forkmerge.methods._surgery import GradVac, PCGrad, TargetAwareGradVac, TargetAwarePCGrad
 from forkmerge.methods._uncertainty import UW
@@ -65,6 +65,7 @@ __all__ = [
     "adam",
     "facts_of",
     "method_from",
+    "methods_markdown",
     "methods_table",
     "spread",
 ]

@@ -91,5 +91,19 @@ def methods_table() -> list[dict[str, Any]]:
     return [facts_of(method) for method in METHODS.values()]
 
 
+def methods_markdown() -> str:
+    """Return the tables of `docs/methods.md`: what each method costs, and its paper and deviations."""
+    rows = methods_table()
+    heads = ("method", "uses", "target", "heads", "state", "extra passes", "memory")
+    costs = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    papers = ["| method | options | paper | where we differ or choose |", "|---|---|---|---|"]
+    for row in rows:
+        keys = ("uses", "target", "heads", "state", "passes", "memory")
+        costs.append("| " + " | ".join([f"`{row['name']}`", *(row[key] for key in keys)]) + " |")
+        options = ", ".join(f"`{key}={value!r}`" for key, value in row["options"].items())
+        papers.append(f"| `{row['name']}` | {options} | {row['paper']} | {row['note']} |")
+    return "\n".join(costs) + "\n\n" + "\n".join(papers) + "\n"
+
+
 def _key(name: str) -> str:
     return "".join(char for char in name.lower().replace("λ", "lambda") if char.isalnum())

@@ -101,4 +101,5 @@ def _construct(name: str, arguments: list[Any], keywords: dict[str, Any], tasks:
         raise ProblemError(f"{error} Or leave out 'torchjd:': {ours} of forkmerge.methods needs no package.") from None
     except (TypeError, ValueError) as error:
         signature = str(inspect.signature(kind)).removesuffix(" -> None")
-        raise ProblemError(f"'torchjd:{name}' cannot be made: {error}. Write torchjd:{name}{signature}.") from None
+        reason = str(error).rstrip(".")
+        raise ProblemError(f"'torchjd:{name}' cannot be made: {reason}. Write torchjd:{name}{signature}.") from None
