@@ -28,7 +28,7 @@ from forkmerge.algorithms._fit import (
 from forkmerge.algorithms._rounds import Observe
 from forkmerge.branch import Training
 from forkmerge.errors import ProblemError
-from forkmerge.problem import Evaluation, Problem
+from forkmerge.problem import Problem
 from forkmerge.run import Round, Run, environment
 from forkmerge.scoring import Criterion, device_of
 from forkmerge.store import NoStore, RunFolder
@@ -224,18 +224,18 @@ def _shift(r: Round, steps: int) -> dict[str, Any]:
 
 
 def comparable_scores(
-    evaluation: Evaluation, metrics: Sequence[Mapping[str, float]], reference: int = 0
+    directions: Mapping[str, int], metrics: Sequence[Mapping[str, float]], reference: int = 0
 ) -> list[float]:
     """Return one score per set of metrics, all against the same reference where there are several metrics.
 
     The score inside a run is relative to that run's own first round, so scores of several runs do not compare.
 
     Args:
-        evaluation: What the metrics were measured with.
+        directions: +1 or −1 per metric.
         metrics: The metrics of every run.
         reference: Position of the run that several metrics are compared with; the first usable one if it is not.
     """
-    criterion = Criterion(evaluation.directions)
+    criterion = Criterion(directions)
     if criterion.needs_reference:
         usable = (values for values in (metrics[reference], *metrics) if _is_reference(values, criterion.directions))
         criterion = criterion.with_reference(next(usable, metrics[reference]))

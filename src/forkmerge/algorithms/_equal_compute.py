@@ -94,7 +94,7 @@ class BestOf(Composed):
         """Train every candidate, then the best one again if it is to be refitted."""
         searched = replace(self.algorithm, refit=False) if self.refits else self.algorithm  # type: ignore[type-var]
         found = [self._candidate(parts, searched, index) for index in range(self.runs)]
-        scores = comparable_scores(parts.problem.target_validation, [run.metrics for run in found])
+        scores = comparable_scores(parts.problem.target_validation.directions, [run.metrics for run in found])
         best = max(range(self.runs), key=scores.__getitem__)  # of equals the first
         chosen = found[best]
         if self.refits:

@@ -272,7 +272,7 @@ def _points(
     # Equal weights are the natural reference; of several such points, those nearest to 1.
     middle = min(range(len(grid)), key=lambda i: (len(set(grid[i].values())), abs(max(grid[i].values()) - 1)))
     scores = {
-        task: comparable_scores(evaluation, [values[task] for values in metrics], middle)
+        task: comparable_scores(evaluation.directions, [values[task] for values in metrics], middle)
         for task, evaluation in problem.evaluations("validation").items()
     }
     return [

@@ -1,0 +1,206 @@
+"""The commands `forkmerge compare` and `forkmerge methods`."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from forkmerge.comparison_tables import tables_from, write_tables
+from forkmerge.console import say
+from forkmerge.contenders import ABOUT
+from forkmerge.errors import ConfigError
+from forkmerge.experiment import plan_comparison, run_comparison
+from forkmerge.methods import methods_table
+from forkmerge.outcomes import read_plan
+from forkmerge.pace import watching_runs
+from forkmerge.session import (
+    _terminate,
+    _Terminated,
+    print_json,
+    readable_warnings,
+    stderr,
+    stdout,
+    stdout_for_json,
+)
+from forkmerge.tables import Cell, Column, Table, to_markdown, to_rich
+
+_FACTS = ("uses", "state", "passes", "memory", "target", "heads", "paper")
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to an application."""
+    app.command()(compare)
+    app.command()(methods)
+
+
+def compare(
+    problem: Annotated[
+        str,
+        typer.Argument(
+            metavar="PROBLEM", help="PROBLEM.toml or module:function; or an earlier comparison's folder, to show it."
+        ),
+    ],
+    methods: Annotated[
+        str, typer.Option(help="Words of `forkmerge methods`, comma-separated; paper: the paper's sixteen; all.")
+    ] = "paper",
+    targets: Annotated[
+        str | None, typer.Option(help="Target tasks, comma-separated, or all.  [default: the recipe's own]")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Repetitions: seeds 0, 1, ….")] = 5,
+    workers: Annotated[int, typer.Option(min=1, help="Processes, of one thread each.")] = 2,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the comparison; one that exists is continued.  [default: in runs/]")
+    ] = None,
+    tune: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=V1,V2,…", help="Choose on validation, per method: lr, interval or a method's option."
+        ),
+    ] = None,
+    tune_seeds: Annotated[int, typer.Option(min=1, help="Seeds that the choice is made with.")] = 1,
+    equal_labels: Annotated[
+        bool, typer.Option("--equal-labels", help="In the end, train all methods on training and validation data.")
+    ] = False,
+    equal_compute: Annotated[
+        bool, typer.Option("--equal-compute", help="Add what the compute of ForkMerge would have bought otherwise.")
+    ] = False,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of a recipe file, e.g. steps=500.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Compare methods over targets and seeds: Δ_m, intervals, costs.
+
+    Run it again to continue what was interrupted, to try again what failed, or to add methods, targets and seeds.
+    """
+    from forkmerge.cli import overrides_from  # it imports this module
+
+    if Path(problem).is_dir():
+        _finish(Path(problem), as_json)
+        return
+    console = stderr()
+    with stdout_for_json(as_json):
+        comparison = plan_comparison(
+            problem,
+            methods=methods,
+            targets=targets,
+            seeds=seeds,
+            settings=overrides_from({}, settings or []),
+            tune=tune_from(tune or []),
+            tune_seeds=tune_seeds,
+            equal_labels=equal_labels,
+            equal_compute=equal_compute,
+        )
+        folder = out or Path("runs") / f"compare-{_stem(problem)}"
+        with _interruptible(console, folder), readable_warnings(console), watching_runs(console, workers) as watch:
+            run_comparison(comparison, folder, workers=workers, watch=watch)
+    _finish(folder, as_json)
+
+
+def methods(
+    as_json: Json = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown, for a document.")] = False,
+) -> None:
+    """List the methods that can be compared, and what each one costs."""
+    rows = methods_table()
+    if as_json:
+        print_json({"words": ABOUT, "methods": rows})
+        return
+    words = [(Cell(text=word), Cell(text=text)) for word, text in ABOUT.items()]
+    runs = Table("whole runs", tuple(Column(name, is_words=True) for name in ("word", "what it is")), tuple(words))
+    names = [Column(name, is_words=True) for name in ("method", *_FACTS)]
+    facts = [(Cell(text=row["name"]), *(Cell(text=str(row[fact])) for fact in _FACTS)) for row in rows]
+    notes = (
+        "Case, - and _ do not matter.",
+        "WORD+METHOD uses a method inside forkmerge, forkmerge-aux, posttrain or grid: forkmerge+pcgrad.",
+        "torchjd:NAME is any scalarizer, weighting or aggregator of TorchJD: torchjd:UPGrad.",
+    )
+    combined = Table("methods that combine the tasks of a step", tuple(names), tuple(facts), notes)
+    if markdown:
+        typer.echo(to_markdown([runs, combined]), nl=False)
+        return
+    _show([runs, combined])
+
+
+def tune_from(assignments: Sequence[str]) -> dict[str, list[Any]]:
+    """Return what `--tune key=v1,v2` says."""
+    found: dict[str, list[Any]] = {}
+    for assignment in assignments:
+        key, equals, text = (part.strip() for part in assignment.partition("="))
+        values = [_value(part.strip()) for part in text.split(",") if part.strip()]
+        if not equals or not key or not values:
+            raise ConfigError(f"--tune {assignment}: write key=v1,v2,…, e.g. --tune lr=0.003,0.01,0.03.")
+        if key == "lr" and not all(isinstance(v, int | float) and not isinstance(v, bool) and v > 0 for v in values):
+            raise ConfigError(f"--tune {assignment}: learning rates are positive numbers.")
+        found[key] = list(dict.fromkeys(values))
+    return found
+
+
+def _value(text: str) -> Any:
+    if text in ("true", "false"):
+        return text == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _stem(problem: str) -> str:
+    module, _, function = problem.partition(":")
+    if problem.endswith(".toml"):
+        return Path(problem).stem
+    parts = [module.rsplit(".", 1)[-1], *([function] if function not in ("", "recipe") else [])]
+    return "-".join(parts)
+
+
+def _finish(folder: Path, as_json: bool) -> None:
+    """Write and print the tables; a run that failed makes the command fail, after everything else is done."""
+    data = write_tables(folder)
+    if as_json:
+        print_json(data)
+    else:
+        _show(tables_from(folder))
+        say(stdout(), "\nwritten to " + ", ".join(data["files"]))
+    if data["failures"]:
+        count = len(data["failures"])
+        say(stderr(), f"{count} run{'s' * (count > 1)} failed; the same command tries again.", style="red")
+        raise typer.Exit(1)
+
+
+def _show(tables: Sequence[Table]) -> None:
+    console = stdout()
+    for index, table in enumerate(tables):
+        if index:
+            console.print()
+        console.print(to_rich(table))
+        for note in table.notes:
+            say(console, f"  {note}", style="dim")
+
+
+@contextmanager
+def _interruptible(console: Console, folder: Path) -> Iterator[None]:
+    """End cleanly on Ctrl-C and SIGTERM, saying how to go on."""
+    before = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        number = signal.SIGTERM if isinstance(interrupt, _Terminated) else signal.SIGINT
+        text = "interrupted before anything was written."
+        if read_plan(folder) is not None:
+            command = shlex.join(["forkmerge", *sys.argv[1:]])
+            text = f"interrupted. What has ended is kept; continue with: {command}"
+        say(console, text, style="yellow")
+        raise typer.Exit(128 + number) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,258 @@
+"""The methods that `forkmerge compare` can compare: from a word to an algorithm for a recipe."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
+
+from forkmerge.algorithms import Algorithm, ForkMerge, Joint, PostTrain, SingleTask, WeightGrid
+from forkmerge.algorithms._equal_compute import AveragedSingleTask, BestOf, Scaled
+from forkmerge.algorithms._settings import Settings
+from forkmerge.errors import ConfigError, ForkMergeError, unknown_name
+from forkmerge.methods import METHODS, method_from
+from forkmerge.mixtures import Mixed, Mixtures, PerAuxiliary
+from forkmerge.problem import Problem
+from forkmerge.recipe import Recipe
+from forkmerge.searches import Fixed, Search
+
+BASELINE = "stl"
+PAPER = (
+    *("stl", "ew", "uw", "dwa", "mgda", "gradnorm", "pcgrad", "imtl", "cagrad", "nashmtl"),
+    *("gcs", "ol_aux", "arml", "autolambda", "posttrain", "forkmerge"),
+)
+"""The sixteen methods of the paper's main tables."""
+
+_OURS = ("grid", "posttrain", "forkmerge", "forkmerge-aux", "forkmerge-uniform")
+_LABELS = {
+    "stl": "STL",
+    "ew": "EW",
+    "posttrain": "PostTrain",
+    "grid": "WeightGrid",
+    "recipe": "recipe",
+    "forkmerge": "ForkMerge",
+    "forkmerge-aux": "ForkMerge-aux",
+    "forkmerge-uniform": "ForkMerge, uniform",
+    "forkmerge-aux-uniform": "ForkMerge-aux, uniform",
+}
+ABOUT = {
+    "stl": "single-task training, which everything is compared with",
+    "ew": "all tasks, equal weights",
+    "posttrain": "all tasks first, then the target alone",
+    "grid": "the best of a grid over fixed task weights",
+    "forkmerge": "two branches: the target alone, and with all auxiliaries",
+    "forkmerge-aux": "one branch per auxiliary, and the target alone",
+    "forkmerge-uniform": "the branches of forkmerge, merged with equal coefficients",
+    "forkmerge-aux-uniform": "the branches of forkmerge-aux, merged with equal coefficients",
+    "recipe": "the recipe's own algorithm",
+    "stl-best:N": "single-task training N times, the best on validation",
+    "posttrain-best:N": "Post-train N times, the best on validation",
+    "stl-average:N": "single-task training N times, the weights averaged",
+}
+_BRANCHES: dict[str, Callable[[], Mixtures]] = {"forkmerge": Mixed, "forkmerge-aux": PerAuxiliary}
+_COUNTED = re.compile(r"(stl-best|posttrain-best|stl-average):([1-9]\d*)")
+_WITH_METHOD = ("forkmerge", "forkmerge-aux", "forkmerge-uniform", "forkmerge-aux-uniform", "posttrain", "grid")
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A method in a comparison.
+
+    Args:
+        word: What the user types, in its canonical form.
+        label: How tables call it.
+        base: The kind of whole run.
+        method: How tasks are combined inside it, by name.
+        count: The number of runs, where there are several.
+    """
+
+    word: str
+    label: str
+    base: str
+    method: str | None = None
+    count: int = 1
+
+    def algorithm(self, recipe: Recipe, *, refit: bool) -> Algorithm:
+        """Return the algorithm for a recipe, whose own algorithm gives the options that all have in common.
+
+        Those are the steps between validations and which model is returned; ForkMerge takes all its options from
+        the recipe's, if that is ForkMerge, but for branches, search, method and reference.
+
+        Args:
+            recipe: The recipe, with its target set.
+            refit: Whether to train on training ∪ validation data.
+        """
+        if self.base == "recipe":
+            return replace(recipe.algorithm, refit=refit)  # type: ignore[type-var]  # every algorithm is a dataclass
+        own = recipe.algorithm
+        common: dict[str, Any] = {name: getattr(own, name) for name in ("interval", "select") if hasattr(own, name)}
+        common["refit"] = refit
+        if self.base.startswith("forkmerge"):
+            return self._forkmerge(recipe, refit)
+        if self.base == "posttrain":
+            share = own.pretrain_steps if isinstance(own, PostTrain) else None
+            return PostTrain(share, method=self.method, **common)
+        if self.base == "grid":
+            values = own.values if isinstance(own, WeightGrid) else WeightGrid().values
+            return WeightGrid(values, self.method, **common)
+        if self.base == "stl-average":
+            return AveragedSingleTask(self.count, **common)
+        if self.base.endswith("-best"):
+            inner = CONTENDERS[self.base.removesuffix("-best")].algorithm(recipe, refit=refit)
+            return BestOf(inner, self.count)
+        return SingleTask(**common) if self.base == "stl" else Joint(method=self.method, **common)
+
+    def _forkmerge(self, recipe: Recipe, refit: bool) -> ForkMerge:
+        own, uniform = recipe.algorithm, self.base.endswith("-uniform")
+        if not isinstance(own, ForkMerge):
+            own = ForkMerge(**{name: getattr(own, name) for name in ("interval", "select") if hasattr(own, name)})
+        mixtures = _BRANCHES[self.base.removesuffix("-uniform")]()
+        search: Search | None = Fixed() if uniform else None
+        if not uniform and isinstance(own.search, Search):
+            search = _fitting(own.search, len(mixtures.build(recipe.problem, {})))
+        # Reference metrics belong to one target; without them the target-only branch of round 1 gives them.
+        return replace(
+            own, mixtures=mixtures, search=search, method=self.method, reference=None, refit=refit, keep_branches=False
+        )
+
+
+def _fitting(search: Search, branches: int) -> Search | None:
+    """The recipe's own search, unless it cannot search so many branches."""
+    try:
+        search.check(branches)
+    except ForkMergeError:
+        return None
+    return search
+
+
+CONTENDERS = {word: Contender(word, label, word) for word, label in _LABELS.items()}
+
+
+def contenders_from(text: str) -> list[Contender]:
+    """Return the contenders of a comma-separated list of words, each once; `paper` and `all` stand for many.
+
+    Example:
+        >>> [contender.label for contender in contenders_from("stl, PC-Grad, forkmerge+pcgrad")]
+        ['STL', 'PCGrad', 'ForkMerge + PCGrad']
+    """
+    found: dict[str, Contender] = {}
+    for word in (part.strip() for part in re.split(r",(?![^(]*\))", text)):  # not inside brackets
+        if not word:
+            continue
+        group = {"paper": PAPER, "all": everything()}.get(word.lower(), [word])
+        for member in map(contender_from, group):
+            found.setdefault(member.word, member)
+    if not found:
+        raise ConfigError("--methods names no method: write e.g. --methods stl,ew,forkmerge.")
+    return list(found.values())
+
+
+def everything() -> list[str]:
+    """Return the words of all methods of ours."""
+    return ["stl", "ew", *(name for name in METHODS if _key(name) != "ew"), *_OURS]
+
+
+def contender_from(word: str) -> Contender:
+    """Return the contender that a word names; case, "-" and "_" do not matter in names of methods."""
+    lower = word.lower()
+    if lower in CONTENDERS:
+        return CONTENDERS[lower]
+    if counted := _COUNTED.fullmatch(lower):
+        base, count = counted[1], int(counted[2])
+        what, how = base.split("-")
+        label = f"{_LABELS[what]}, {how} of {count}"
+        return Contender(lower, label, base, count=count)
+    base, plus, method = word.partition("+")
+    if plus:
+        if base.lower() not in _WITH_METHOD:
+            raise ConfigError("--methods: " + unknown_name("algorithm to combine with a method", base, _WITH_METHOD))
+        name = _method_name(method)
+        return Contender(f"{base.lower()}+{_word(name)}", f"{_LABELS[base.lower()]} + {name}", base.lower(), name)
+    name = _method_name(word)
+    return Contender(_word(name), name, "joint", name)
+
+
+def _method_name(text: str) -> str:
+    """Return the exact name of a method."""
+    if text.lower().startswith("torchjd:"):
+        name = "torchjd:" + text.partition(":")[2]
+        method_from(name)  # refuses what does not exist
+        return name
+    known = {_key(name): name for name in METHODS}
+    if _key(text) not in known:
+        words = [*CONTENDERS, *(_word(name) for name in METHODS), "torchjd:NAME", "forkmerge+METHOD", "paper", "all"]
+        raise ConfigError("--methods: " + unknown_name("method", text.lower(), dict.fromkeys(words)))
+    return known[_key(text)]
+
+
+def _word(name: str) -> str:
+    return name if name.startswith("torchjd:") else name.lower()
+
+
+def _key(name: str) -> str:
+    return "".join(char for char in name.lower().replace("λ", "lambda") if char.isalnum())
+
+
+def branch_count(algorithm: Algorithm, problem: Problem) -> int:
+    """Return B: the branches of a run, or the runs that take their place."""
+    runs = getattr(algorithm, "runs", None)
+    if runs is not None:
+        return int(runs)
+    settings: Settings = algorithm.settings(problem)
+    probes = settings.constructor.probes(problem)
+    return len(settings.constructor.build(problem, {probe.name: 0.0 for probe in probes}))
+
+
+def equal_compute_words(chosen: Sequence[Contender], branches: Mapping[str, int]) -> list[str]:
+    """Return what the compute of the chosen forms of ForkMerge would have bought otherwise.
+
+    Args:
+        chosen: The contenders asked for.
+        branches: B by word.
+    """
+    words = [f"{member.base}-uniform" for member in chosen if member.base in _BRANCHES and member.method is None] or [
+        "forkmerge-uniform"
+    ]
+    for count in sorted({branches[m.word] for m in chosen if m.base in _BRANCHES} or {2}):
+        words += [f"stl-best:{count}", f"posttrain-best:{count}", f"stl-average:{count}"]
+    return words
+
+
+def takes(contender: Contender, recipe: Recipe, key: str) -> bool:
+    """Whether an option means anything to a contender; `interval` is Δt, so ForkMerge's alone."""
+    if key == "lr":
+        return True
+    algorithm = contender.algorithm(recipe, refit=False)
+    if key == "interval":
+        return isinstance(algorithm, ForkMerge)
+    return _place(algorithm, key) is not None
+
+
+def with_setting(recipe: Recipe, setting: Mapping[str, Any]) -> Recipe:
+    """Return a recipe with options of its optimizer (`lr`), algorithm or method changed."""
+    for key, value in setting.items():
+        if key == "lr":
+            recipe = replace(recipe, optimizer=Scaled(recipe.optimizer, lr=value))
+        else:
+            recipe = replace(recipe, algorithm=_changed(recipe.algorithm, key, value))
+    return recipe
+
+
+def _changed(algorithm: Any, key: str, value: Any) -> Any:
+    place = _place(algorithm, key)
+    if place is None:
+        raise ConfigError(f"{type(algorithm).__name__} has no option {key!r}.")
+    if place == "":
+        return replace(algorithm, **{key: value})
+    return replace(algorithm, **{place: _changed(getattr(algorithm, place), key, value)})
+
+
+def _place(value: Any, key: str) -> str | None:
+    """Where an option stands: here (""), in the method or algorithm inside, or nowhere."""
+    if not is_dataclass(value):
+        return None
+    if key in (item.name for item in fields(value)):
+        return ""
+    inner = (name for name in ("method", "algorithm") if _place(getattr(value, name, None), key) is not None)
+    return next(inner, None)

@@ -1,0 +1,318 @@
+"""Methods × targets × seeds on one problem: every run in its own folder, resumable at any point.
+
+OUT/plan.json                         what is compared
+OUT/TARGET/METHOD-seed0/              a run's folder
+OUT/TARGET/METHOD-seed0.json          its record, written when it has ended
+OUT/TARGET/METHOD-seed0-tuning.json   the record of a run that helps to choose a setting
+OUT/comparison.md, .csv, .tex, .json  the tables
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from forkmerge.algorithms._composed import comparable_scores
+from forkmerge.codec import encode, plain
+from forkmerge.contenders import (
+    BASELINE,
+    CONTENDERS,
+    Contender,
+    branch_count,
+    contender_from,
+    contenders_from,
+    equal_compute_words,
+    takes,
+    with_setting,
+)
+from forkmerge.errors import ConfigError, StoreError, unknown_name
+from forkmerge.outcomes import PLAN, Outcome, read_outcome, read_plan, write_plan
+from forkmerge.pool import Failure, run_calls
+from forkmerge.problem import Problem
+from forkmerge.recipe import Recipe, _find_function, load_recipe
+from forkmerge.store import _take_lock
+from forkmerge.trial import Trial, run_trial, safe_name, workload
+
+Watch = Callable[[Mapping[str, Any]], None]
+"""Gets `begin` (runs, and their steps), `start`, `progress`, `end` and `warning` events."""
+
+_FIXED = ("settings", "tune", "tune_seeds", "equal_labels")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What is compared.
+
+    Args:
+        recipe: The problem and how it is trained on.
+        methods: The methods, single-task training among them.
+        targets: The target tasks.
+        seeds: The seeds; runs with the same seed share first weights and the order of examples.
+        tune: `{option: values}` chosen per method and target on validation: `lr`, `interval` (ForkMerge's Δt), or any
+            option of an algorithm or method.
+        tune_seeds: How many of the seeds the choice is made with.
+        equal_labels: Whether all methods finally train on training ∪ validation data.
+    """
+
+    recipe: Recipe
+    methods: tuple[Contender, ...]
+    targets: tuple[str, ...]
+    seeds: tuple[int, ...]
+    tune: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    tune_seeds: int = 1
+    equal_labels: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan as plain data."""
+        return {
+            "settings": self.recipe.source["settings"],
+            "code": self.recipe.source.get("code"),
+            "methods": [{"word": method.word, "label": method.label} for method in self.methods],
+            "targets": list(self.targets),
+            "seeds": list(self.seeds),
+            "tune": {key: list(values) for key, values in self.tune.items()},
+            "tune_seeds": self.tune_seeds,
+            "equal_labels": self.equal_labels,
+        }
+
+
+def plan_comparison(
+    reference: str | Path,
+    *,
+    methods: str = "paper",
+    targets: str | None = None,
+    seeds: int | Sequence[int] = 5,
+    settings: Mapping[str, Any] | None = None,
+    tune: Mapping[str, Sequence[Any]] | None = None,
+    tune_seeds: int = 1,
+    equal_labels: bool = False,
+    equal_compute: bool = False,
+) -> Comparison:
+    """Return what would be compared; everything that can be refused is refused here.
+
+    Args:
+        reference: PROBLEM.toml or module:function.
+        methods: Words, comma-separated; `paper` for the paper's sixteen, `all` for all of ours. Single-task training
+            is added where it is missing.
+        targets: Target tasks, comma-separated; "all" for all that can be scored; None for the recipe's own.
+        seeds: How many, or which.
+        settings: Keys of the recipe to override.
+        tune: See `Comparison`.
+        tune_seeds: See `Comparison`.
+        equal_labels: See `Comparison`.
+        equal_compute: Add what the compute of B branches would have bought otherwise: single-task training and
+            Post-train B times, with other learning rates and seeds, the best on validation; the average of B
+            single-task runs; ForkMerge with uniform coefficients.
+    """
+    recipe = load_recipe(reference, settings)
+    if not recipe.problem.auxiliaries:
+        raise ConfigError(f"the problem has one task only, {recipe.problem.target!r}: there is nothing to compare.")
+    chosen = [CONTENDERS[BASELINE], *contenders_from(methods)]
+    if equal_compute:
+        branches = {m.word: branch_count(m.algorithm(recipe, refit=False), recipe.problem) for m in chosen}
+        chosen += [contender_from(word) for word in equal_compute_words(chosen, branches)]
+    unique = tuple({method.word: method for method in chosen}.values())
+    for method in unique:  # options that contradict each other are refused now
+        workload(method.algorithm(recipe, refit=equal_labels), recipe.problem, recipe.steps)
+    numbers = tuple(range(seeds)) if isinstance(seeds, int) else tuple(dict.fromkeys(seeds))
+    if not numbers:
+        raise ConfigError("a comparison needs at least one seed.")
+    if not 1 <= tune_seeds <= len(numbers):
+        raise ConfigError(f"tune_seeds must be from 1 to the number of seeds, {len(numbers)}, got {tune_seeds}.")
+    for key, values in (tune or {}).items():
+        if not values:
+            raise ConfigError(f"--tune {key} has no values: write e.g. --tune lr=0.003,0.01,0.03.")
+        users = [method for method in unique if takes(method, recipe, key)]
+        if not users:
+            raise ConfigError(f"--tune {key}: no method of this comparison has an option of that name.")
+        for method, value in product(users, values):  # a value that cannot be is refused now
+            with_setting(replace(recipe, algorithm=method.algorithm(recipe, refit=False)), {key: value})
+    found = _targets(recipe.problem, targets)
+    return Comparison(recipe, unique, found, numbers, dict(tune or {}), tune_seeds, equal_labels)
+
+
+def _targets(problem: Problem, text: str | None) -> tuple[str, ...]:
+    """Return the targets asked for; all of them are those with validation data, and test data where there is any."""
+    test = problem.evaluations("test")
+    able = [task for task in problem.evaluations("validation") if task in test or not test]
+    if text is None:
+        return (problem.target,)
+    words = [part.strip() for part in text.split(",") if part.strip()]
+    if words == ["all"] and "all" not in problem.tasks:
+        return tuple(task for task in problem.tasks if task in able)
+    for word in words:
+        if word not in problem.evaluations("validation"):
+            raise ConfigError("--targets: " + unknown_name("task with validation data", word, able))
+    if not words:
+        raise ConfigError("--targets names no task: write e.g. --targets all.")
+    return tuple(dict.fromkeys(words))
+
+
+def run_comparison(
+    comparison: Comparison, out: str | os.PathLike[str], *, workers: int = 1, watch: Watch = lambda event: None
+) -> None:
+    """Do every run that has not ended yet; one that fails is recorded, and tried again the next time.
+
+    Args:
+        comparison: What is compared. A folder may be given more methods, targets and seeds later.
+        out: The comparison's folder.
+        workers: Processes, of one thread each; the numbers do not depend on it.
+        watch: Called with every event, e.g. to draw progress.
+    """
+    folder = Path(out)
+    with _locked(folder):
+        _note_plan(comparison, folder, watch)
+        _run_all(list(_tuning_trials(comparison, folder)), folder, workers, watch)
+        trials = list(_final_trials(comparison, folder))
+        for trial in trials:
+            if trial.record.error is not None:  # there is no setting to run it with
+                trial.record.write(folder)
+        _run_all([trial for trial in trials if trial.record.error is None], folder, workers, watch)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    if folder.exists() and not (folder / PLAN).exists() and set(os.listdir(folder)) - {"lock", f".tmp-{PLAN}"}:
+        raise StoreError(f"{folder} holds something else: choose another folder with --out.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(f"cannot make the folder {folder}: {error.strerror}. Choose another one.") from None
+    with _take_lock(folder):
+        yield
+
+
+def _note_plan(comparison: Comparison, folder: Path, watch: Watch) -> None:
+    """Write the plan, added to what the folder already compares; a different problem or setting is refused."""
+    old = read_plan(folder)
+    new: dict[str, Any] = json.loads(encode(plain(comparison.to_json())))  # as it will be read back
+    if old is not None:
+        for key in _FIXED:
+            if old[key] != new[key]:
+                raise StoreError(
+                    f"{folder} compares with other settings: {key} was {old[key]!r} and is {new[key]!r} now. Use the "
+                    "same ones to continue it, or choose another folder with --out."
+                )
+        if old["code"] != new["code"]:
+            watch({"event": "warning", "text": f"the code of the recipe has changed since {folder} was started"})
+        words = {method["word"] for method in old["methods"]}
+        new["methods"] = [*old["methods"], *(method for method in new["methods"] if method["word"] not in words)]
+        for key in ("targets", "seeds"):
+            new[key] = list(dict.fromkeys([*old[key], *new[key]]))
+    write_plan(folder, new)
+
+
+def _settings(comparison: Comparison, method: Contender) -> list[dict[str, Any]]:
+    """Return what tuning tries for a method: all combinations of the options that mean something to it."""
+    keys = [key for key in comparison.tune if takes(method, comparison.recipe, key)]
+    return [dict(zip(keys, values, strict=True)) for values in product(*(comparison.tune[key] for key in keys))]
+
+
+def _tuning_trials(comparison: Comparison, out: Path) -> Iterator[Trial]:
+    for seed, target, method in _grid(comparison, comparison.seeds[: comparison.tune_seeds]):
+        settings = _settings(comparison, method)
+        if len(settings) > 1:
+            yield from (_trial(comparison, out, method, target, seed, setting, "tuning") for setting in settings)
+
+
+def _final_trials(comparison: Comparison, out: Path) -> Iterator[Trial]:
+    chosen: dict[tuple[str, str], dict[str, Any] | None] = {}
+    for seed, target, method in _grid(comparison, comparison.seeds):
+        settings = _settings(comparison, method)
+        if (target, method.word) not in chosen:
+            tuned = len(settings) > 1
+            choice = choose_setting(comparison, out, method, target) if tuned else settings[0]
+            chosen[target, method.word] = choice
+        setting = chosen[target, method.word]
+        trial = _trial(comparison, out, method, target, seed, setting or {}, "final")
+        if setting is None:
+            trial = replace(trial, record=replace(trial.record, error="every run that tuning tried has failed"))
+        yield trial
+
+
+def _grid(comparison: Comparison, seeds: Sequence[int]) -> Iterator[tuple[int, str, Contender]]:
+    yield from product(seeds, comparison.targets, comparison.methods)
+
+
+def choose_setting(comparison: Comparison, out: Path, method: Contender, target: str) -> dict[str, Any] | None:
+    """Return the setting that is best on validation, on average over the tuning seeds; None if all have failed."""
+    settings = _settings(comparison, method)
+    totals = [0.0] * len(settings)
+    for seed in comparison.seeds[: comparison.tune_seeds]:
+        trials = [_trial(comparison, out, method, target, seed, setting, "tuning") for setting in settings]
+        found = [read_outcome(out, trial.record.file) for trial in trials]
+        usable = {index: o for index, o in enumerate(found) if o is not None and o.error is None}
+        values = [{name: math.nan if v is None else v for name, v in o.validation.items()} for o in usable.values()]
+        directions = comparison.recipe.problem.evaluations("validation")[target].directions
+        scores = dict(zip(usable, comparable_scores(directions, values) if values else [], strict=True))
+        totals = [total + scores.get(index, -math.inf) for index, total in enumerate(totals)]
+    best = max(range(len(settings)), key=totals.__getitem__)  # of equals the first given
+    return settings[best] if totals[best] > -math.inf else None
+
+
+def _trial(
+    comparison: Comparison, out: Path, method: Contender, target: str, seed: int, setting: dict[str, Any], kind: str
+) -> Trial:
+    shown = "".join(f",{key}={value}" for key, value in setting.items())
+    name = safe_name(f"{method.word}{shown}-seed{seed}")
+    refit = comparison.equal_labels and kind == "final"
+    if comparison.equal_labels and kind == "tuning":
+        name += "-search"  # tuned on training data alone, unlike the run of that setting that is reported
+    folder = f"{_target_folder(comparison.recipe.problem, target)}/{name}"
+    record = Outcome(method.word, method.label, target, seed, kind, setting, folder)
+    recipe = comparison.recipe
+    work = workload(method.algorithm(recipe, refit=refit), recipe.problem, recipe.steps)
+    weighs = kind == "final" and seed == comparison.seeds[0]
+    return Trial(_source(recipe, target, seed), str(out), record, refit, weighs, work)
+
+
+def _target_folder(problem: Problem, target: str) -> str:
+    """A target's folder; names that some file systems take for the same one get a checksum."""
+    name = safe_name(target)
+    alike = [task for task in problem.tasks if safe_name(task).casefold() == name.casefold()]
+    return name if len(alike) == 1 else safe_name(f"{target}:{problem.tasks.index(target)}")
+
+
+def _source(recipe: Recipe, target: str, seed: int) -> dict[str, Any]:
+    """Return the recipe's source with a target and a seed, which its function gets, too, if it takes one."""
+    settings = dict(recipe.source["settings"])
+    settings.update(target=target, seed=seed)
+    function = _find_function(str(settings["recipe"]), list(recipe.source["folders"]))
+    if "seed" in inspect.signature(function).parameters:
+        settings["arguments"] = {**settings.get("arguments", {}), "seed": seed}
+    return {**recipe.source, "settings": settings}
+
+
+def _run_all(trials: Sequence[Trial], out: Path, workers: int, watch: Watch) -> None:
+    waiting = []
+    for trial in trials:
+        done = read_outcome(out, trial.record.file)
+        if done is None or done.error is not None:
+            waiting.append(trial)
+    # Seed by seed, so that what an interruption leaves can be compared; the longest first, so that none ends alone.
+    order = {seed: place for place, seed in enumerate(dict.fromkeys(trial.record.seed for trial in trials))}
+    waiting.sort(key=lambda trial: (order[trial.record.seed], -trial.work))
+    total = len(trials)
+    watch({"event": "begin", "runs": total, "ended": total - len(waiting), "work": [t.work for t in waiting]})
+    if not waiting:
+        return
+
+    def news(index: int, value: Any) -> None:
+        event = {"event": "start"} if value is None else {"event": "progress", "steps": value}
+        watch({**event, "index": index, "record": waiting[index].record})
+
+    for index, result in run_calls(run_trial, waiting, workers, news):
+        record = result
+        if isinstance(result, Failure):
+            record = replace(waiting[index].record, error=result.error, details=result.details)
+        assert isinstance(record, Outcome)
+        record.write(out)
+        watch({"event": "end", "index": index, "record": record})

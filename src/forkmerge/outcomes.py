@@ -1,0 +1,120 @@
+"""What a comparison writes down about each of its runs; every table is made from these records alone."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from forkmerge.codec import encode, plain
+from forkmerge.disk import explained, write_atomically
+from forkmerge.errors import StoreError
+
+FORMAT = 1
+PLAN = "plan.json"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One run of a comparison.
+
+    Args:
+        method: The method's word.
+        label: Its name in tables.
+        target: The target task.
+        seed: The run's seed.
+        kind: "final", or "tuning" for a run that only helped to choose a setting.
+        setting: What tuning tries or chose.
+        folder: The run's folder, relative to the comparison's.
+        split: What `metrics` were measured on: "test", or "validation" where the problem has no test split.
+        metrics: The target's metrics; None in place of a number that is not finite.
+        directions: +1 for metrics where higher is better, −1 for the others.
+        validation: The target's validation metrics, which choices are made by; empty where nothing was scored.
+        branches: B, or the number of runs that take the place of branches.
+        steps: T.
+        seconds: Time of training, validation and merging, over all branches.
+        memory: Model sizes that the run's tensors take, activations apart; None if unknown.
+        notes: What a reader should know.
+        error: Why there is no result, if there is none.
+        details: The traceback behind it.
+    """
+
+    method: str
+    label: str
+    target: str
+    seed: int
+    kind: str
+    setting: dict[str, Any]
+    folder: str
+    split: str = "test"
+    metrics: dict[str, float | None] = field(default_factory=dict)
+    directions: dict[str, int] = field(default_factory=dict)
+    validation: dict[str, float | None] = field(default_factory=dict)
+    branches: int = 1
+    steps: int = 0
+    seconds: float = 0.0
+    memory: float | None = None
+    notes: list[str] = field(default_factory=list)
+    error: str | None = None
+    details: str = ""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether there is a result, and all of it finite."""
+        return self.error is None and bool(self.metrics) and None not in self.metrics.values()
+
+    @property
+    def file(self) -> str:
+        """Where it is written, relative to the comparison's folder."""
+        return f"{self.folder}{'-tuning' if self.kind == 'tuning' else ''}.json"
+
+    def write(self, out: Path) -> None:
+        """Write the record into a comparison's folder."""
+        path = out / self.file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, encode({"format": FORMAT, "outcome": plain(asdict(self))}, 2))
+
+
+def read_outcome(out: Path, file: str) -> Outcome | None:
+    """Return a record, or None if it has not been written."""
+    path = out / file
+    if not path.is_file():
+        return None
+    data = _read(path)
+    known = {item.name for item in fields(Outcome)}
+    return Outcome(**{key: value for key, value in data["outcome"].items() if key in known})
+
+
+def read_outcomes(out: str | os.PathLike[str]) -> list[Outcome]:
+    """Return all records of a comparison, by file name."""
+    folder = Path(out)
+    found = (read_outcome(folder, str(path.relative_to(folder))) for path in sorted(folder.glob("*/*.json")))
+    return [outcome for outcome in found if outcome is not None]
+
+
+def write_plan(out: Path, plan: Mapping[str, Any]) -> None:
+    """Write what a folder compares."""
+    with explained(f"make the folder {out}"):
+        out.mkdir(parents=True, exist_ok=True)
+    write_atomically(out / PLAN, encode({"format": FORMAT, "plan": plain(plan)}, 2))
+
+
+def read_plan(out: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """Return what a folder compares, or None if it is not the folder of a comparison."""
+    path = Path(out) / PLAN
+    return dict(_read(path)["plan"]) if path.is_file() else None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    with explained(f"read {path}"):
+        text = path.read_bytes()
+    try:
+        data = json.loads(text)
+        if data["format"] != FORMAT:
+            raise StoreError(f"{path} has format {data['format']}, not {FORMAT}: use the forkmerge that wrote it.")
+    except (ValueError, TypeError, KeyError) as error:
+        raise StoreError(f"{path} is not a record of a comparison: {error!r}. Delete it and run again.") from None
+    return dict(data)
