@@ -16,8 +16,7 @@ def train(model, optimizer, scheduler, task_weights, batches, epochs):
     for _ in range(epochs):
         for batch in zip(*(batches(train_loaders[task]) for task in task_weights), strict=False):
             loss = sum(
-                weight * cross_entropy(model(x), y)
-                for weight, (x, y) in zip(task_weights.values(), batch, strict=True)
+                weight * cross_entropy(model(x), y) for weight, (x, y) in zip(task_weights.values(), batch, strict=True)
             )
             optimizer.zero_grad()
             loss.backward()
