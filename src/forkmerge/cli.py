@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from forkmerge import __version__
+from forkmerge import __version__, compare_cli
 from forkmerge.algorithms._composed import Composed
 from forkmerge.console import Tracker, say, watching
 from forkmerge.errors import ConfigError, ForkMergeError, StoreError
@@ -277,6 +277,9 @@ def _show(story: Story, as_json: bool) -> None:
         show_run(stdout(), story.run)
     else:
         show_story(stdout(), story)
+
+
+compare_cli.register(app)
 
 
 def main() -> None:
