@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from compare_problem import recipe
 from forkmerge import trial as trial_module
 from forkmerge.algorithms._equal_compute import Scaled
 from forkmerge.comparison_tables import summary_from, tables_from, write_tables
-from forkmerge.experiment import Comparison, plan_comparison, run_comparison
+from forkmerge.experiment import Comparison, _target_folder, plan_comparison, run_comparison
 from forkmerge.outcomes import Outcome, read_outcomes
 from forkmerge.store import RunFolder
 from forkmerge.trial import safe_name
@@ -286,3 +286,13 @@ def test_names_stay_inside_their_folder(text):
     assert not name.startswith(".")
     assert safe_name(text + "x") != name
     assert safe_name("torchjd:UPGrad") == "torchjd-UPGrad"
+
+
+def test_targets_that_differ_in_case_alone_have_folders_of_their_own():
+    stream = recipe().problem.stream_map["all"]
+    tasks = ("Depth", "depth", "normal")
+    given = replace(stream, tasks=tasks)
+    problem = fm.Problem("Depth", {"all": given}, recipe().problem.target_validation)
+    folders = [_target_folder(problem, task) for task in tasks]
+    assert len({folder.casefold() for folder in folders}) == 3
+    assert folders[2] == "normal"

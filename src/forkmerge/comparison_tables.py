@@ -187,7 +187,7 @@ def _rivals(standings: Sequence[Standing]) -> list[str]:
 
 
 def _memory_notes(summary: Summary) -> list[str]:
-    """Say in words what a method of few numbers holds besides."""
+    """Say in words what methods hold that the column of numbers does not show."""
     notes = []
     for standing in summary.overall:
         try:
@@ -196,7 +196,7 @@ def _memory_notes(summary: Summary) -> list[str]:
             continue
         words = facts_of(METHODS[name])["memory"] if name in METHODS else ""
         if words not in ("", "none", "K shared gradients"):
-            notes.append(f"memory of {standing.label}: besides, {words}.")
+            notes.append(f"{standing.label} holds, by its own account: {words}.")
     return notes
 
 

@@ -120,8 +120,9 @@ class WeightGrid(Composed):
         return [dict(zip(tasks, weights, strict=True)) for weights in product(self.values, repeat=len(tasks))]
 
     def settings(self, problem: Problem) -> Settings:
-        """Return one of the runs."""
-        return self._joint(dict.fromkeys(problem.tasks, self.values[0])).settings(problem)
+        """Return one of the runs, with the refit that follows."""
+        one = self._joint(dict.fromkeys(problem.tasks, self.values[0]))
+        return replace(one, refit=self.refit).settings(problem)
 
     def branch_steps(self, problem: Problem, steps: int) -> int:
         """Return the steps of all runs."""
