@@ -35,6 +35,7 @@ _TRAINING = (
     "channels_last",
     "loader_workers",
     "paired",
+    "gradients",
     "threads",
     "checkpoint_every",
 )
