@@ -126,8 +126,8 @@ class Combiner:
             gradients.add(order)
         gradients.build()
         scale = scaler.get_scale() if scaler.is_enabled() else 1.0  # gradients stay scaled, for the scaler's own step
-        gramian, sizes, values = _read_back(gradients, sums)
-        finite = np.isfinite(np.diagonal(gramian)) & np.isfinite(sizes)
+        gramian, totals, values = _read_back(gradients, sums)
+        finite = np.isfinite(np.diagonal(gramian)) & np.isfinite(totals)
         if scaler.is_enabled() and not finite[np.isfinite(values)].all():
             gradients.apply(np.ones(len(present)))  # an overflow, which the scaler shall see, and skip the step
             return
@@ -207,9 +207,9 @@ def _sums(micros: Micros, present: list[str]) -> Tensor:
 
 
 def _read_back(gradients: TaskGradients, sums: Tensor) -> tuple[Array, Array, Array]:
-    """The Gramian [K, K], the sizes of the heads' gradients [K] and the losses [K], in one transfer."""
+    """The Gramian [K, K], the sums of the heads' gradients [K] and the losses [K], in one transfer."""
     gramian = gradients.gramian()
-    parts = [gramian.flatten(), gradients.own_sizes().to(gramian), sums.to(gramian)]
+    parts = [gramian.flatten(), gradients.own_totals().to(gramian), sums.to(gramian)]
     values = torch.cat(parts).cpu().double().numpy()
     tasks = len(gradients.tasks)
     return values[: tasks**2].reshape(tasks, tasks), values[tasks**2 : -tasks], values[-tasks:]

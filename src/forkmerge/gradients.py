@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from forkmerge.errors import ProblemError
-from forkmerge.sharing import Plans, values_of
+from forkmerge.sharing import Plans, total_of
 
 Array = npt.NDArray[np.float64]
 _LONG_ROW = 1 << 18  # below, one matrix product is as fast
@@ -166,16 +166,10 @@ class TaskGradients:
             return torch.zeros(len(self.tasks), len(self.tasks))
         return blocks[0] if len(blocks) == 1 else torch.stack([b.to(blocks[0]) for b in blocks]).sum(0)
 
-    def own_sizes(self) -> Tensor:
-        """Return the largest entry of every task's gradients outside the matrix, [K]: NaN or infinite if one is."""
-        entries = [[values_of(g) for g in grads if g is not None and g.numel()] for grads in self._own]
-        flat = [g for grads in entries for g in grads]
+    def own_totals(self) -> Tensor:
+        """Return the sum of every task's gradients outside the matrix, [K]: NaN or infinite if an entry is."""
         device = self.parameters[0].device
-        if not flat:
-            return torch.zeros(len(self.tasks), device=device)
-        largest = torch.stack([n.to(device) for n in torch._foreach_norm(flat, float("inf"))])
-        parts = largest.split([len(grads) for grads in entries])
-        return torch.stack([part.sum() for part in parts])
+        return torch.stack([total_of([g for g in grads if g is not None]).to(device) for grads in self._own])
 
     def products(self, direction: Sequence[Tensor | None]) -> Tensor | None:
         """Return ⟨g_k, v⟩ over the shared parameters for a vector v given for all of them, [K]; None if unknown."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.float64]
 MethodState = dict[str, Any]
 """Numbers, lists and tensors: saved with the branch, never merged."""
-_ADAM = ("first", "second", "steps")
 
 
 @dataclass(frozen=True)
@@ -149,15 +149,16 @@ def adam(
 
     An entry whose gradient is NaN stays as it is, its moments and its count of steps too: a task without a label.
     """
-    value = np.array(state[name])
-    kept = [np.array(state.get(f"{name}_{part}", np.zeros_like(value))) for part in _ADAM]
-    known = ~np.isnan(gradient)
-    slope = np.where(known, gradient + weight_decay * value, 0.0)
-    first, second, steps = 0.9 * kept[0] + 0.1 * slope, beta2 * kept[1] + (1 - beta2) * slope**2, kept[2] + 1
-    move = (first / (1 - 0.9**steps)) / (np.sqrt(second / (1 - beta2**steps)) + 1e-8)
-    state[name] = np.where(known, value - lr * move, value).tolist()
-    for part, new, old in zip(_ADAM, (first, second, steps), kept, strict=True):
-        state[f"{name}_{part}"] = np.where(known, new, old).tolist()
+    values: list[float] = state[name]
+    moments = state.setdefault(f"{name}_adam", [[0.0, 0.0, 0] for _ in values])
+    for i, slope in enumerate(gradient.tolist()):  # plain numbers: for a handful of tasks arrays cost ten times more
+        if slope != slope:
+            continue
+        slope += weight_decay * values[i]
+        first, second, steps = moments[i]
+        first, second, steps = 0.9 * first + 0.1 * slope, beta2 * second + (1 - beta2) * slope * slope, steps + 1
+        values[i] -= lr * (first / (1 - 0.9**steps)) / (math.sqrt(second / (1 - beta2**steps)) + 1e-8)
+        moments[i] = [first, second, steps]
 
 
 def spread(values: Array, view: View, default: float = np.nan) -> Array:
