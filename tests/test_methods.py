@@ -505,6 +505,27 @@ class TestNames:
     def test_spelling_is_forgiven(self, name: str, kind: type[Method]) -> None:
         assert method_from(name) == kind()
 
+    def test_options_come_with_the_name_or_beside_it(self) -> None:
+        assert method_from("grad-vac(beta=0.1)") == method_from({"name": "GradVac", "beta": 0.1}) == GradVac(beta=0.1)
+        assert method_from("MGDA(solver='frank_wolfe', iterations=9)") == MGDA(solver="frank_wolfe", iterations=9)
+        assert method_from({"name": "torchjd:STCH", "mu": 0.5}) == method_from("torchjd:STCH(mu=0.5)")
+        assert fm.Joint(method={"name": "GCS", "weighted": False}).method == GCS(weighted=False)
+
+    @pytest.mark.parametrize(
+        ("value", "message"),
+        [
+            ("GradVac(gamma=1)", "unknown option of GradVac 'gamma'.*Known: beta"),
+            ({"name": "GradVac", "gamma": 1}, "unknown option of GradVac 'gamma'"),
+            ("GradVac(0.1)", "write options as in"),
+            ("GradVac(beta=0.1", "write options as in"),
+            ("GradVac(beta=open)", "write options as in"),
+            ({"beta": 0.1}, "must be a method"),
+        ],
+    )
+    def test_options_that_cannot_be_read_are_refused(self, value: Any, message: str) -> None:
+        with pytest.raises(fm.ProblemError, match=message):
+            method_from(value)
+
     def test_no_two_methods_share_a_forgiving_name(self) -> None:
         for name, kind in METHODS.items():
             assert type(method_from(name.lower())) is kind

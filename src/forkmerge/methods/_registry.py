@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Mapping
 from typing import Any
 
 from forkmerge.errors import ProblemError, unknown_name
@@ -54,36 +56,64 @@ TORCHJD = "torchjd:"
 
 
 def method_from(value: object) -> Method | None:
-    """Return a method from a method, its name, or a TorchJD object or its name; None stays None.
+    """Return a method from a method, its name, a TorchJD object or its name, or `{"name": …, **options}`.
 
     Case, "-" and "_" do not matter in names of ours: "Nash-MTL" is `NashMTL()`, "auto-λ" is `AutoLambda()`. TorchJD's
-    follow "torchjd:", with arguments if need be: "torchjd:UPGrad", "torchjd:CAGrad(c=0.5)".
+    follow "torchjd:". Names may have options in Python's spelling: "GradVac(beta=0.1)", "torchjd:CAGrad(c=0.5)". None
+    stays None.
 
     Example:
-        >>> method_from("nash-mtl").every
-        1
+        >>> method_from("nash-mtl(every=4)").every
+        4
     """
     if value is None or isinstance(value, Method):
         return value
+    if isinstance(value, Mapping) and isinstance(value.get("name"), str):
+        options = {str(key): option for key, option in value.items() if key != "name"}
+        if not value["name"].startswith(TORCHJD):
+            return _built(value["name"], options)
+        value = f"{value['name']}({', '.join(f'{key}={option!r}' for key, option in options.items())})"
     if isinstance(value, str):
         if value.startswith(TORCHJD):
             from forkmerge.methods._torchjd import torchjd_named
 
             return torchjd_named(value.removeprefix(TORCHJD))
-        known = {_key(name): method for name, method in METHODS.items()}
-        if _key(value) not in known:
-            names = [*METHODS, f"{TORCHJD}NAME (any class of torchjd.aggregation or torchjd.scalarization)"]
-            raise ProblemError(unknown_name("method", value, names))
-        return known[_key(value)]()
-    if type(value).__module__.startswith("torchjd.") or any(
-        kind.__module__.startswith("torchjd.") for kind in type(value).__mro__
-    ):
+        return _built(*_parsed(value))
+    if any(kind.__module__.startswith("torchjd.") for kind in type(value).__mro__):
         from forkmerge.methods._torchjd import torchjd_object
 
         return torchjd_object(value)
     raise ProblemError(
-        f"method must be a method, its name, or a TorchJD scalarizer, weighting or aggregator, got {value!r}."
+        f"method must be a method, its name, {{'name': …}}, or a TorchJD scalarizer, weighting or aggregator, "
+        f"got {value!r}."
     )
+
+
+def _parsed(text: str) -> tuple[str, dict[str, Any]]:
+    """Split "GradVac(beta=0.1)" into the name and the options."""
+    name, bracket, rest = text.partition("(")
+    if not bracket:
+        return name, {}
+    try:
+        call = ast.parse("method(" + rest, mode="eval").body
+        assert isinstance(call, ast.Call)
+        if call.args or any(item.arg is None for item in call.keywords):
+            raise ValueError
+        return name, {str(item.arg): ast.literal_eval(item.value) for item in call.keywords}
+    except (SyntaxError, ValueError, AssertionError):
+        raise ProblemError(f"cannot read the method {text!r}: write options as in 'GradVac(beta=0.1)'.") from None
+
+
+def _built(name: str, options: Mapping[str, Any]) -> Method:
+    known = {_key(key): method for key, method in METHODS.items()}
+    kind = known.get(_key(name))
+    if kind is None:
+        names = [*METHODS, f"{TORCHJD}NAME (any class of torchjd.aggregation or torchjd.scalarization)"]
+        raise ProblemError(unknown_name("method", name, names))
+    for option in options:
+        if option not in facts_of(kind)["options"]:
+            raise ProblemError(unknown_name(f"option of {kind.__name__}", option, facts_of(kind)["options"]))
+    return kind(**options)
 
 
 def methods_table() -> list[dict[str, Any]]:
