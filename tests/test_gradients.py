@@ -461,6 +461,26 @@ class TestProbe:
         with pytest.raises(fm.ProblemError, match="as_training"):
             probe.gradient({0: 1.0}, "validation")
 
+    @pytest.mark.parametrize("losses", [shared_losses, declared_losses])
+    def test_products_with_the_steps_own_gradients(self, losses: Any) -> None:
+        """Of one example there is no other batch, so the products of two batches are the Gramian."""
+        seen: list[tuple[Array, Array]] = []
+
+        @dataclass(frozen=True)
+        class Compare(GramianMethod):
+            def weights(self, gramian: Array, view: View, state: MethodState) -> Array:
+                second = view.probe.gradient({1: 2.0}, "second")
+                products = view.probe.products(second)
+                assert products is not None
+                seen.append((gramian, view.probe.cross_gramian(view.present)))
+                np.testing.assert_allclose(products, 2 * gramian[:, 1], rtol=1e-9)
+                return np.ones(len(gramian))
+
+        one = TensorDataset(*(t[:1] for t in double_data().tensors))
+        train(seeded(doubled(plain_net)), problem_with(losses, one), Compare(), steps=2)
+        for gramian, crossed in seen:
+            np.testing.assert_allclose(crossed, gramian, rtol=1e-9)
+
     def _probe(self, net: nn.Module, problem: Any = None, bench: Any = None, step: int = 0) -> tuple[Loop, Probe]:
         training = fm.Training(optimizer=SGD, method=EW())
         used = bench or training.bench(net)

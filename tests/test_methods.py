@@ -34,6 +34,7 @@ from forkmerge.methods import (
     CAGrad,
     GradNorm,
     GradVac,
+    LossMethod,
     Method,
     NashMTL,
     PCGrad,
@@ -341,7 +342,7 @@ class TestEquivalences:
         method = METHODS[name]()
         state = method.start(view([1.0] * 3).setup)
         seen = view([2.0], present=[1], tasks=3)
-        if isinstance(method, fm.methods.LossMethod):
+        if isinstance(method, LossMethod):
             weights = method.weights(seen, state)
         else:
             weights = method.weights(np.array([[4.0]]), seen, state)
@@ -440,6 +441,12 @@ class TestTorchJD:
             named = method_from(f"torchjd:{type(made).__name__}" + ("(mu=0.5)" if isinstance(made, STCH) else ""))
             assert same_state(train_small(method_from(made), cuts=(0, 3)).state, train_small(named, cuts=(0, 3)).state)
             assert fm.Joint(method=made).method is not None
+
+    def test_what_names_an_object_is_the_same_in_every_process(self) -> None:
+        from torchjd.aggregation import GradDrop, TrimmedMean
+
+        assert method_from(GradDrop()).source.text == "GradDrop"
+        assert method_from(TrimmedMean(1)).source.text == "TrimmedMean(trim_number=1)"
 
     def test_an_object_given_is_not_changed_by_training(self) -> None:
         from torchjd.scalarization import UW as Theirs
@@ -620,6 +627,19 @@ class TestWholeRuns:
         assert any("gradient of 'aux' was not finite" in note for note in run.notes)
         assert all(bool(value.isfinite().all()) for value in bits(run).values())
         assert run.score is not None
+
+    @pytest.mark.parametrize("name", [name for name in METHODS if not issubclass(METHODS[name], LossMethod)])
+    def test_gradients_may_be_compared_at_the_representation(self, name: str) -> None:
+        method = AuxiNash(every=2) if name == "AuxiNash" else METHODS[name]()
+        problem = small_problem(declared=True, missing=True)
+        assert train_small(method, problem, gradients="representation").state.is_finite()
+
+    @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+    @pytest.mark.parametrize("method", [EW(), FAMO(), PCGrad(), AutoLambda(), AuxiNash(every=2)], ids=repr)
+    def test_half_precision_trains(self, method: Method, precision: Any) -> None:
+        result = train_small(method, precision=precision, cuts=(0, 2, 4))
+        assert result.state.is_finite()
+        assert not result.reports
 
     def test_every_method_runs_in_sampling_problems_too(self) -> None:
         """A method combines all tasks in every step; the weights are then loss weights."""

@@ -87,6 +87,8 @@ class _Adapter:
 
     def _call(self, key: str, view: View, state: MethodState, value: Tensor) -> Tensor:
         module = self._open(key, len(view.present), state)
+        if value.device.type != "cpu":  # a state read from disk is on the CPU
+            module.to(value.device)
         set_random_state(view.seed)
         try:
             result: Tensor = module(value)
@@ -247,7 +249,9 @@ def torchjd_object(value: object) -> Method:
     """Return the method for a TorchJD scalarizer, weighting or aggregator."""
     if not isinstance(value, Scalarizer | aggregation.Aggregator | aggregation.Weighting):
         raise ProblemError(f"of TorchJD a scalarizer, weighting or aggregator is accepted, got {value!r}.")
-    return _adapted(Source(repr(value), value), value)
+    text = repr(value)
+    # The text is part of a run's configuration, which must be the same in every process.
+    return _adapted(Source(type(value).__name__ if " at 0x" in text else text, value), value)
 
 
 def _adapted(source: Source, sample: nn.Module) -> Method:
