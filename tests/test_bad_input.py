@@ -186,7 +186,7 @@ class TestLosses:
         def per_example(*arguments: Any) -> Any:
             return {task: loss.expand(8) for task, loss in shared_losses(*arguments).items()}
 
-        refused(r"must be a scalar tensor, got \(8,\): take its mean", None, problem_with(per_example))
+        refused(r"must be a scalar, got \(8,\): take its mean", None, problem_with(per_example))
 
     def test_a_loss_that_is_a_plain_number(self, refused: Refuse) -> None:
         refused(
@@ -448,3 +448,31 @@ def test_a_refused_run_leaves_the_model_as_it_was() -> None:
 def test_the_training_options_are_checked_where_they_are_given() -> None:
     with pytest.raises(fm.ProblemError, match="optimizer must be a function of the model that returns an optimizer"):
         fm.Training(SGD(plain_net()))
+
+
+class TestFriendlyAnswers:
+    def test_a_data_set_in_place_of_an_evaluation(self) -> None:
+        good = shared_problem()
+        with pytest.raises(fm.ProblemError, match=r"validation must be an Evaluation .* got TensorDataset: wrap"):
+            fm.Problem("tgt", good.streams, TensorDataset(torch.zeros(2, 1)))
+
+    def test_one_stream_needs_no_list(self) -> None:
+        stream = next(iter(shared_problem().stream_map.values()))
+        assert fm.Problem("tgt", stream, shared_problem().validation).tasks == shared_problem().tasks
+
+    def test_an_optimizer_class_in_place_of_a_factory(self) -> None:
+        with pytest.raises(fm.ProblemError, match=r"optimizer is the class Adam.*OptimizerOf\('Adam', lr=…\)"):
+            fm.SingleTask().fit(shared_problem(), model=plain_net, optimizer=torch.optim.Adam, steps=1)
+
+    def test_a_misspelt_optimizer_option_offers_the_closest(self) -> None:
+        with pytest.raises(fm.ProblemError, match=r"unknown option of Adam 'lrr'\. Did you mean 'lr'"):
+            fm.OptimizerOf("Adam", lrr=1)
+
+    def test_losses_with_too_few_arguments(self) -> None:
+        with pytest.raises(fm.ProblemError, match=r"must take \(model, batch, tasks, context\)"):
+            fm.Stream(TensorDataset(torch.zeros(2, 1)), lambda model, batch: {}, ["tgt"], 1)
+
+    def test_branches_as_a_list(self) -> None:
+        model = plain_net()
+        with pytest.raises(fm.ProblemError, match=r"branches must be .* got list"):
+            fm.fork(model, torch.optim.SGD(model.parameters(), lr=0.1), ["alone"])

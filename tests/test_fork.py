@@ -284,11 +284,24 @@ class TestMerging:
         forked = fm.fork(model := seeded(plain_net), sgd(model), three)
         train(forked)
         assert len(forked.merge(score).candidates) <= fm.Greedy().evaluations(3)
+        train(forked)
         assert forked.merge(score, search="fixed").coefficients == pytest.approx(dict.fromkeys(three, 1 / 3))
         with pytest.raises(fm.ProblemError, match="binary search merges two branches, got 3"):
             forked.merge(score, search="binary")
         with pytest.raises(fm.ProblemError, match="binary search merges two branches, got 3"):
             fm.fork(model, sgd(model), three, search="binary")
+
+    def test_a_merge_without_training_is_an_error_that_says_what_to_train(self) -> None:
+        forked = fm.fork(model := seeded(plain_net), sgd(model), BRANCHES)
+        with pytest.raises(fm.ProblemError, match=r"no branch has changed since the last merge: train branch\.model"):
+            forked.merge(score)
+
+    @pytest.mark.parametrize("bad", [None, torch.zeros(2), "high"])
+    def test_a_score_that_is_not_a_number_is_named(self, bad: Any) -> None:
+        forked = fm.fork(model := seeded(plain_net), sgd(model), BRANCHES)
+        train(forked)
+        with pytest.raises(fm.ProblemError, match="score must return one number"):
+            forked.merge(lambda m: bad)
 
     def test_the_merge_is_never_below_the_best_branch(self) -> None:
         forked = fm.fork(model := seeded(noisy_net), sgd(model), BRANCHES)
@@ -430,6 +443,7 @@ class TestPairedLoaders:
             assert len(seen["alone"][0]) == 4
             assert seen["alone"][0] != seen["alone"][1], "another pass is shuffled anew"
             rounds.append(seen["alone"])
+            train(forked)
             forked.merge(score)
         assert rounds[0] != rounds[1], "another round is shuffled anew"
 
@@ -508,6 +522,7 @@ class TestStateDicts:
     def test_paired_loaders_go_on_where_they_were(self) -> None:
         loader = DataLoader(Augmented(), batch_size=4, shuffle=True)
         forked = self.new(sgd)
+        train(forked)
         forked.merge(score)
         list(forked["alone"].paired(loader))
         again = self.new(sgd)

@@ -14,6 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
+from forkmerge.statistics import t_quantile
+
 _PLAIN_LINES = 10  # progress lines of a whole demo where there is no terminal
 
 
@@ -163,7 +165,7 @@ def _verdict(name: str, method: Mapping[str, Any], single: Mapping[str, Any]) ->
     word, count = ("better", method["wins"]) if gain > 0 else ("worse", method["losses"])
     if runs == 1:
         return f"{name}: {word} than single-task, {numbers}, on one seed, which proves nothing."
-    # Twice the standard error of paired differences is the usual 95 % of a normal distribution.
-    error = method["gain_std"] / math.sqrt(runs)
-    sure = "more than chance explains" if abs(method["gain"]) > 2 * error else "which may be chance"
+    # A 95 % interval of paired differences, by the t distribution: few seeds prove little.
+    margin = t_quantile(0.975, runs - 1) * method["gain_std"] / math.sqrt(runs)
+    sure = "more than chance explains" if abs(method["gain"]) > margin else "which may be chance"
     return f"{name}: {word} than single-task, {numbers}, on {count} of {runs} seeds, {sure}."

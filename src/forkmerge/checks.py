@@ -128,12 +128,21 @@ def check_losses(name: str, tasks: list[str], losses: Any) -> None:
         if loss is None:
             continue
         if not isinstance(loss, torch.Tensor) or loss.dim() > 0:
-            shape = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
-            raise ProblemError(f"the loss of task {task!r} must be a scalar tensor, got {shape}: take its mean.")
+            if isinstance(loss, torch.Tensor):
+                raise ProblemError(
+                    f"the loss of task {task!r} must be a scalar, got {tuple(loss.shape)}: take its mean."
+                )
+            raise ProblemError(
+                f"the loss of task {task!r} must be a scalar tensor, got {type(loss).__name__}: "
+                "return what the loss function gives, without .item()."
+            )
         if not loss.requires_grad:
             raise ProblemError(
                 f"the loss of task {task!r} does not depend on the model's trainable parameters: it has no gradient. "
                 "Look for .detach(), .item(), torch.no_grad() or frozen parameters on its way."
             )
         if not math.isfinite(loss.item()):
-            raise ProblemError(f"the loss of task {task!r} is {loss.item()} on the first batch, before any training.")
+            raise ProblemError(
+                f"the loss of task {task!r} is {loss.item()} on the first batch, before any training. "
+                "Where labels are missing, leave the task out or mask them."
+            )

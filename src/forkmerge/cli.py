@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 from forkmerge import __version__, compare_cli
 from forkmerge.algorithms._composed import Composed
 from forkmerge.console import Tracker, say, watching
-from forkmerge.errors import ConfigError, ForkMergeError, StoreError
+from forkmerge.errors import ConfigError, ForkMergeError, StoreError, command
 from forkmerge.export import export_run
 from forkmerge.history import Story, list_stories, read_story
 from forkmerge.plan import plan_run
@@ -91,7 +91,9 @@ def demo(
 def run(
     problem: Annotated[str, typer.Argument(metavar="PROBLEM", help="A recipe: PROBLEM.toml or module:function.")],
     out: Annotated[Path | None, typer.Option(help="Folder of the run.  [default: a new one in runs/]")] = None,
-    algorithm: Annotated[str | None, typer.Option(help="ForkMerge, Joint or SingleTask.")] = None,
+    algorithm: Annotated[
+        str | None, typer.Option(help="ForkMerge, Joint, SingleTask, PostTrain or WeightGrid.")
+    ] = None,
     target: Annotated[str | None, typer.Option(help="The target task.")] = None,
     steps: Annotated[int | None, typer.Option(help="Training steps.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of all randomness.")] = None,
@@ -146,7 +148,7 @@ def list_runs(
     elif rows:
         stdout().print(runs_table(rows))
     else:
-        say(stdout(), f"no runs in {folder}: start one with `forkmerge run PROBLEM`.")
+        say(stdout(), f"no runs in {folder}: start one with `{command('run PROBLEM')}`.")
 
 
 @app.command()
@@ -181,7 +183,7 @@ def new(path: Annotated[Path, typer.Argument(metavar="FILE", help="E.g. my_probl
     except OSError as error:
         raise StoreError(f"cannot write {path}: {error.strerror}.") from None
     place = "" if path.parent == Path() else f"cd {shlex.quote(str(path.parent))} && "
-    say(stdout(), f"wrote {path}. It runs as it stands:\n\n    {place}forkmerge run {path.stem}:recipe")
+    say(stdout(), f"wrote {path}. It runs as it stands:\n\n    {place}{command(f'run {path.stem}:recipe')}")
 
 
 def overrides_from(given: dict[str, Any], assignments: list[str]) -> dict[str, Any]:
@@ -252,7 +254,7 @@ def _train(recipe: Recipe, folder: Path, *, workers: int | None, resume: bool, a
         print_json({"folder": str(folder), **finished.to_json()})
         return
     show_run(stdout(), finished)
-    say(stdout(), f"\nkept in {folder}; `forkmerge export {shlex.quote(str(folder))} OUT` writes the model.")
+    say(stdout(), f"\nkept in {folder}; `{command(f'export {shlex.quote(str(folder))} OUT')}` writes the model.")
 
 
 def _test_late(story: Story, as_json: bool) -> None:

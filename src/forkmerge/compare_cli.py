@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import shlex
 import signal
 import sys
@@ -16,9 +17,9 @@ from rich.console import Console
 from forkmerge.comparison_tables import tables_from, write_tables
 from forkmerge.console import say
 from forkmerge.contenders import ABOUT
-from forkmerge.errors import ConfigError
+from forkmerge.errors import ConfigError, command
 from forkmerge.experiment import plan_comparison, run_comparison
-from forkmerge.methods import methods_table
+from forkmerge.methods import method_from, methods_table
 from forkmerge.outcomes import read_plan
 from forkmerge.pace import watching_runs
 from forkmerge.session import (
@@ -32,6 +33,7 @@ from forkmerge.session import (
 )
 from forkmerge.tables import Cell, Column, Table, to_markdown, to_rich
 
+_BRIEF = ("uses", "target", "passes", "memory")
 _FACTS = ("uses", "state", "passes", "memory", "target", "heads", "paper")
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
 
@@ -85,6 +87,13 @@ def compare(
     from forkmerge.cli import overrides_from  # it imports this module
 
     if Path(problem).is_dir():
+        changing = ("--methods", "--targets", "--seeds", "--tune", "--set", "--equal-labels", "--equal-compute")
+        given = [word for word in sys.argv if word.split("=")[0] in changing]
+        if given:
+            raise ConfigError(
+                f"{problem} is an earlier comparison, which is only shown: to change {given[0]}, give the problem "
+                f"and --out {problem}."
+            )
         _finish(Path(problem), as_json)
         return
     console = stderr()
@@ -107,6 +116,9 @@ def compare(
 
 
 def methods(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[METHOD]", help="Everything about one method.", show_default=False)
+    ] = None,
     as_json: Json = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown, for a document.")] = False,
 ) -> None:
@@ -115,11 +127,16 @@ def methods(
     if as_json:
         print_json({"words": ABOUT, "methods": rows})
         return
+    if name is not None:
+        _show_method(name)
+        return
+    shown = _FACTS if markdown else _BRIEF
     words = [(Cell(text=word), Cell(text=text)) for word, text in ABOUT.items()]
     runs = Table("whole runs", tuple(Column(name, is_words=True) for name in ("word", "what it is")), tuple(words))
-    names = [Column(name, is_words=True) for name in ("method", *_FACTS)]
-    facts = [(Cell(text=row["name"]), *(Cell(text=str(row[fact])) for fact in _FACTS)) for row in rows]
+    names = [Column(title, is_words=True) for title in ("method", *shown)]
+    facts = [(Cell(text=row["name"]), *(Cell(text=str(row[fact])) for fact in shown)) for row in rows]
     notes = (
+        f"`{command('methods NAME')}` says more of one: state, heads, options, paper.",
         "Case, - and _ do not matter.",
         "WORD+METHOD uses a method inside forkmerge, forkmerge-aux, posttrain or grid: forkmerge+pcgrad.",
         "torchjd:NAME is any scalarizer, weighting or aggregator of TorchJD: torchjd:UPGrad.",
@@ -129,6 +146,12 @@ def methods(
         typer.echo(to_markdown([runs, combined]), nl=False)
         return
     _show([runs, combined])
+
+
+def _show_method(name: str) -> None:
+    """Print a method's documentation."""
+    method = method_from(name)
+    say(stdout(), f"{type(method).__name__}\n\n{inspect.getdoc(type(method))}")
 
 
 def tune_from(assignments: Sequence[str]) -> dict[str, list[Any]]:
@@ -198,8 +221,7 @@ def _interruptible(console: Console, folder: Path) -> Iterator[None]:
         number = signal.SIGTERM if isinstance(interrupt, _Terminated) else signal.SIGINT
         text = "interrupted before anything was written."
         if read_plan(folder) is not None:
-            command = shlex.join(["forkmerge", *sys.argv[1:]])
-            text = f"interrupted. What has ended is kept; continue with: {command}"
+            text = f"interrupted. What has ended is kept; continue with: {command(shlex.join(sys.argv[1:]))}"
         say(console, text, style="yellow")
         raise typer.Exit(128 + number) from None
     finally:

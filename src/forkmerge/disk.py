@@ -45,7 +45,10 @@ def write(file: BinaryIO, data: bytes) -> None:
 
 
 def _save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    path.touch()  # safetensors makes files for their owner alone; this one gets the mode the user's umask says
+    mode = path.stat().st_mode
     save_file(tensors, path, metadata={"format": "pt"})
+    path.chmod(mode)
 
 
 def _fsync(descriptor: int) -> None:

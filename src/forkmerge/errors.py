@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -20,6 +21,11 @@ class ConfigError(ForkMergeError):
 
 class StoreError(ForkMergeError):
     """A run folder cannot be created, read or continued."""
+
+
+def command(words: str) -> str:
+    """Return what to type for a `forkmerge` command: by the name it was called by, `./run` for example."""
+    return f"{os.environ.get('FORKMERGE_COMMAND', 'forkmerge')} {words}"
 
 
 def unknown_name(kind: str, name: object, known: Iterable[object]) -> str:

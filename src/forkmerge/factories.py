@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,11 @@ class _Factory:
 
     def __init__(self, kind: type, options: Mapping[str, Any]) -> None:
         self.kind, self.options = kind, dict(options)
+        known = inspect.signature(kind).parameters
+        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
+        for option in options:
+            if option not in known and not takes_any:
+                raise ProblemError(unknown_name(f"option of {kind.__name__}", option, list(known)[1:]))
 
     def __repr__(self) -> str:
         options = ", ".join(f"{key}={value!r}" for key, value in self.options.items())
@@ -88,7 +94,11 @@ class SchedulerOf(_Factory):
 def _find(module: Any, base: type, what: str, kind: str | type) -> type:
     if not isinstance(kind, str):
         return kind
-    known = {name: item for name, item in vars(module).items() if isinstance(item, type) and issubclass(item, base)}
+    known = {
+        name: item
+        for name, item in vars(module).items()
+        if isinstance(item, type) and issubclass(item, base) and item is not base
+    }
     if kind not in known:
         raise ProblemError(unknown_name(what, kind, (name for name in known if not name.startswith("_"))))
     return known[kind]

@@ -139,6 +139,7 @@ class Fork:
         states = self._gather(branches)
         used = search_from(search) or self._search or (Grid() if len(branches) <= 2 else Greedy())
         used.check(len(branches))
+        self._check_trained(states)
         stage = branches[0]._bench
         faults = {
             name: "it has parameters that are not finite"
@@ -220,6 +221,13 @@ class Fork:
             branch._bench.attach(branch._state)
         self._merged = self._read(self._first._bench, value["merged"])
 
+    def _check_trained(self, states: list[State]) -> None:
+        if all(torch.equal(row, self._merged.rows[name]) for state in states for name, row in state.rows.items()):
+            raise ProblemError(
+                "no branch has changed since the last merge: train branch.model with branch.optimizer, not the model "
+                "that was forked."
+            )
+
     @property
     def _first(self) -> ForkedBranch:
         return next(iter(self._branches.values()))
@@ -286,6 +294,8 @@ def fork(
         {'alone': 0.0, 'joint': 1.0}
     """
     check_module(model)
+    if not isinstance(branches, Mapping):
+        raise ProblemError(f"branches must be {{name: {{task: weight}}}}, got {type(branches).__name__}.")
     if not branches:
         raise ProblemError("there is no branch to fork: pass {name: {task: weight}}.")
     if optimizer_state not in ("keep", "average", "reset"):
@@ -307,7 +317,11 @@ def fork(
 
 def _score_on(stage: Workbench, state: State, score: Score) -> float:
     stage.attach_weights(state)
-    return float(score(stage.model))
+    value = score(stage.model)
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise ProblemError(f"score must return one number, higher is better; got {value!r:.80}.") from None
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from forkmerge.errors import ForkMergeError, StoreError
+from forkmerge.errors import ForkMergeError, StoreError, command
 from forkmerge.run import Round, Run, show_metrics
 from forkmerge.store import RunFolder, list_runs, status
 
@@ -66,7 +66,7 @@ class Story:
     def how_to_resume(self) -> str:
         """What to type to continue the run."""
         if self.source:
-            return f"forkmerge resume {shlex.quote(str(self.path))}"
+            return command(f"resume {shlex.quote(str(self.path))}")
         return f"fit(…, folder={str(self.path)!r}, resume=True) in the program that started it"
 
     def to_row(self) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
     with RunFolder.open(folder, lock=False) as store:
         result = store.result()
     if result is None:
-        raise StoreError(f"{folder} is not finished: continue it with `forkmerge resume {folder}`.")
+        raise StoreError(f"{folder} is not finished: continue it with `{command(f'resume {folder}')}`.")
     known = {item.name for item in fields(Run)}
     return Run.from_json({key: value for key, value in result.items() if key in known})
 

@@ -5,6 +5,7 @@ Nothing here knows how training works. A task is addressed by its name everywher
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -101,6 +102,14 @@ class Stream:
                 f"the stream of {served} has an iterable data set, whose order cannot be a function "
                 "of the step. Pass a map-style data set (__len__ and __getitem__), e.g. a memory map of the rows."
             )
+        try:
+            inspect.signature(self.losses).bind(None, None, None, None)
+        except TypeError:
+            raise ProblemError(
+                f"losses of the stream of {', '.join(self.tasks)} must take (model, batch, tasks, context)."
+            ) from None
+        except ValueError:
+            pass  # a callable without a readable signature: the first batch will tell
         if not self.tasks:
             raise ProblemError("a stream must serve at least one task: give `tasks`.")
         _check_batch_size(f"the stream of {served}", self.batch_size)
@@ -196,10 +205,10 @@ class Problem:
     weights: Literal["loss", "sampling"] = "loss"
 
     def __post_init__(self) -> None:
-        streams = self.streams
+        streams = [self.streams] if isinstance(self.streams, Stream) else self.streams
         if not isinstance(streams, Mapping):
             streams = {"+".join(stream.tasks): stream for stream in streams}
-            if len(streams) != len(self.streams):
+            if len(streams) != (1 if isinstance(self.streams, Stream) else len(self.streams)):
                 raise ProblemError("two streams serve the same tasks: pass streams as {name: stream}.")
         object.__setattr__(self, "streams", dict(streams))
         tasks = [task for stream in streams.values() for task in stream.tasks]
@@ -211,6 +220,13 @@ class Problem:
             raise ProblemError(f"weights must be 'loss' or 'sampling', got {self.weights!r}.")
         for split in ("validation", "test"):
             value = getattr(self, split)
+            given = list(value.values()) if isinstance(value, Mapping) else [value] if value is not None else []
+            for item in given:
+                if not isinstance(item, Evaluation):
+                    raise ProblemError(
+                        f"{split} must be an Evaluation or {{task: Evaluation}}, got {type(item).__name__}: "
+                        f"wrap the data set, e.g. {split}=Evaluation(dataset, fm.accuracy)."
+                    )
             if isinstance(value, Evaluation):
                 object.__setattr__(self, split, {self.target: value})
             elif value is None:

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from forkmerge.codec import plain
 from forkmerge.console import Tracker, say
+from forkmerge.errors import command
 
 
 class _Terminated(KeyboardInterrupt):
@@ -38,7 +39,7 @@ def interruptible(console: Console, folder: Path, tracker: Tracker) -> Iterator[
         text = "interrupted before anything was written."
         if (folder / "config.json").exists():
             place = f"; the last checkpoint is at {tracker.checkpoint}." if tracker.checkpoint else "."
-            text = f"interrupted{place} Continue with: forkmerge resume {shlex.quote(str(folder))}"
+            text = f"interrupted{place} Continue with: {command(f'resume {shlex.quote(str(folder))}')}"
         say(console, text, style="yellow")
         raise typer.Exit(128 + number) from None
     finally:

@@ -26,7 +26,7 @@ from torch import Tensor
 from forkmerge import disk
 from forkmerge.codec import JSON, encode, pack, plain, seal, unpack
 from forkmerge.disk import TEMPORARY, Damage, explained, write_atomically
-from forkmerge.errors import StoreError
+from forkmerge.errors import StoreError, command
 
 try:
     import fcntl
@@ -67,7 +67,7 @@ class RunFolder:
             raise StoreError(f"config.{next(iter(tensors))}: a config cannot hold a tensor.")
         with explained(f"create the run folder {path}"):
             if not disk.is_unused(path):
-                advice = f"choose another folder or continue it with `forkmerge resume {path}`"
+                advice = f"choose another folder or continue it with `{command(f'resume {path}')}`"
                 raise StoreError(f"{path} exists and is not an empty folder: {advice}.")
             path.mkdir(parents=True, exist_ok=True)
             with ExitStack() as release:
@@ -168,7 +168,7 @@ class RunFolder:
         """Return the model of a finished run, verified against the checksum in result.json."""
         path = self.path / "result.json"
         if not path.exists():
-            raise StoreError(f"{self.path} is not finished: continue it with `forkmerge resume {self.path}`.")
+            raise StoreError(f"{self.path} is not finished: continue it with `{command(f'resume {self.path}')}`.")
         try:
             disk.verify(self.path, _read_json(path)["files"])
             return disk.read_tensors(self.path / "model.safetensors")
@@ -323,6 +323,8 @@ def _parse(data: bytes, name: str) -> Any:
 
 def _config_of(run: Path) -> Path:
     if not (run / "config.json").is_file():
+        if (run / "plan.json").is_file():
+            raise StoreError(f"{run} is a comparison: `{command(f'compare {run}')}` shows it.")
         raise StoreError(f"{run} is not a run folder: it holds no config.json.")
     return run / "config.json"
 

@@ -228,6 +228,12 @@ def check_module(model: nn.Module) -> None:
 
 def make_optimizer(factory: OptimizerFactory, model: nn.Module) -> Optimizer:
     """Call the user's factory and check that an optimizer comes back which a plain step can drive."""
+    if inspect.isclass(factory):
+        name = factory.__name__
+        raise ProblemError(
+            f"optimizer is the class {name}, which takes parameters: pass OptimizerOf({name!r}, lr=…), "
+            "or a function of the model that returns an optimizer."
+        )
     optimizer = factory(model)
     if not isinstance(optimizer, Optimizer):
         raise ProblemError(f"the optimizer factory must return a torch.optim.Optimizer, got {optimizer!r}.")
