@@ -20,6 +20,7 @@ from problems import (
     TASKS,
     conv_net,
     counting_steps,
+    domains_problem,
     evaluation,
     examples,
     fit,
@@ -476,3 +477,14 @@ class TestFriendlyAnswers:
         model = plain_net()
         with pytest.raises(fm.ProblemError, match=r"branches must be .* got list"):
             fm.fork(model, torch.optim.SGD(model.parameters(), lr=0.1), ["alone"])
+
+    def test_a_method_that_needs_the_target_in_a_branch_without_it(self) -> None:
+        branches = {"alone": {"tgt": 1.0}, "others": dict.fromkeys(domains_problem().auxiliaries, 1.0)}
+        with pytest.raises(fm.ProblemError, match="GCS treats the target differently, but branch 'others'"):
+            fm.ForkMerge(branches, method="GCS").fit(domains_problem(), model=plain_net, optimizer=SGD, steps=1)
+
+    def test_gradients_at_a_representation_that_nobody_declared(self) -> None:
+        with pytest.raises(fm.ProblemError, match=r"gradients='representation' needs a declared one"):
+            fm.Joint(method="MGDA").fit(
+                shared_problem(), model=plain_net, optimizer=SGD, steps=1, gradients="representation"
+            )

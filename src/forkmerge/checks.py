@@ -35,6 +35,7 @@ def check_run(problem: Problem, model: nn.Module, training: Training, settings: 
     mixtures = [scale_auxiliaries(m, problem.target, settings.auxiliary_scale) for m in mixtures]
     check_mixtures(problem, mixtures)
     check_search(settings, len(mixtures))
+    check_method(problem, training, mixtures)
     directions = problem.target_validation.directions
     criterion = Criterion(directions)
     if settings.reference is not None:
@@ -63,6 +64,19 @@ def check_run(problem: Problem, model: nn.Module, training: Training, settings: 
         model.zero_grad(set_to_none=True)
 
 
+def check_method(problem: Problem, training: Training, mixtures: list[Mixture]) -> None:
+    """Refuse a method that needs the target in a branch that has none."""
+    if training.method is None or not training.method.needs_target:
+        return
+    for mixture in mixtures:
+        tasks = mixture.active(problem.tasks)
+        if len(tasks) > 1 and problem.target not in tasks:
+            raise ProblemError(
+                f"{type(training.method).__name__} treats the target differently, but branch {mixture.name!r} does not "
+                f"train on {problem.target!r}: give it a weight there, or use another method."
+            )
+
+
 def check_search(settings: Any, branches: int) -> None:
     """Refuse a search that cannot serve the branches there are, or those that pruning leaves."""
     settings.search_for(branches).check(branches)
@@ -88,7 +102,8 @@ def check_stream(
         set_random_state(derive(seed, name, "check"))
         with modes_kept(model), training.autocast(device):
             model.train()
-            losses = stream.losses(model, batch, tasks, Context(0, seed))
+            cuts: list[tuple[torch.Tensor, torch.Tensor]] = []
+            losses = stream.losses(model, batch, tasks, Context(0, seed, cuts))
     except ValueError as error:
         if "more than 1 value per channel" not in str(error):
             raise
@@ -97,6 +112,11 @@ def check_stream(
             "per channel there: use a batch size of at least 2, or another normalisation."
         ) from None
     check_losses(name, tasks, losses)
+    if training.gradients == "representation" and training.method is not None and not cuts:
+        raise ProblemError(
+            f"gradients='representation' needs a declared one, and the losses of stream {name!r} declare none: write "
+            "z = context.shared(encoder(x)) there, or use gradients='parameters'."
+        )
 
 
 def check_union(problem: Problem, model: nn.Module, training: Training, seed: int) -> None:
