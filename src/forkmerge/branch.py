@@ -113,6 +113,7 @@ class BranchResult:
     Args:
         state: The branch after the segment (the state passed in, changed in place).
         losses: Mean unweighted loss per task over the segment's batches that had one.
+        counts: How many batches had one, per task.
         seconds: Wall time.
         untouched: Trainable parameters that got no gradient in the segment's first step.
         reports: How often a task's gradient was "zero" or "not finite" under a gradient method, by task.
@@ -120,6 +121,7 @@ class BranchResult:
 
     state: State
     losses: dict[str, float]
+    counts: dict[str, int]
     seconds: float
     untouched: list[str] = field(default_factory=list)
     reports: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -160,4 +162,11 @@ def train_branch(
     bench.drop_gradients()
     bench.capture(state)
     state.step += steps
-    return BranchResult(state, loop.mean_losses(), time.perf_counter() - started, loop.untouched, loop.reports)
+    return BranchResult(
+        state,
+        losses=loop.mean_losses(),
+        counts={task: len(losses) for task, losses in loop.losses.items()},
+        seconds=time.perf_counter() - started,
+        untouched=loop.untouched,
+        reports=loop.reports,
+    )

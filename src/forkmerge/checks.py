@@ -29,7 +29,8 @@ def check_run(problem: Problem, model: nn.Module, training: Training, settings: 
         settings: The algorithm's options.
         seed: The run's seed.
     """
-    probes = settings.constructor.probes(problem)
+    scale = settings.auxiliary_scale
+    probes = [scale_auxiliaries(probe, problem.target, scale) for probe in settings.constructor.probes(problem)]
     mixtures = settings.constructor.build(problem, dict.fromkeys((p.name for p in probes), 0.0))
     check_mixtures(problem, mixtures)
     mixtures = [scale_auxiliaries(m, problem.target, settings.auxiliary_scale) for m in mixtures]

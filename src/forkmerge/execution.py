@@ -9,6 +9,7 @@ import os
 import pickle
 import signal
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -63,6 +64,10 @@ class Segment:
     steps: int
 
 
+class WorkerError(RuntimeError):
+    """Something failed in a worker process; the message is the traceback from there."""
+
+
 class Serial(Executor):
     """Runs every call at once, in the caller's process: the reference for all other executors."""
 
@@ -106,12 +111,16 @@ class Crew:
         ]
         for future in futures:
             try:
-                wire, losses, seconds, untouched, reports = future.result()
-            except BrokenProcessPool:
+                answer = future.result()
+            except BrokenProcessPool as error:
                 raise ProblemError(
-                    "a worker process died (out of memory?). The run folder is intact: resume it, with fewer workers."
-                ) from None
-            yield BranchResult(self.bench.place(from_wire(wire)), losses, seconds, untouched, reports)
+                    "a worker process died (out of memory?). What is in the run's folder is intact: resume it, with "
+                    "fewer workers."
+                ) from error
+            if isinstance(answer, str):
+                raise WorkerError(answer)
+            wire, result = answer
+            yield replace(result, state=self.bench.place(from_wire(wire)))
 
     def _train_here(self, segment: Segment, state: State) -> BranchResult:
         job = self.job
@@ -166,17 +175,21 @@ def _pickled(job: Job) -> bytes:
 
 
 _worker: Crew | None = None  # set once per worker process by its initializer
+_failure = ""  # or why it could not be
 
 
 def _start_worker(payload: bytes) -> None:
-    global _worker
+    global _worker, _failure
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends the run
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    job: Job = pickle.loads(payload)  # noqa: TID251 - sent by our own parent process, never read from a file
-    if job.rebuild is not None:
-        job.problem = job.rebuild()
-    torch.set_num_threads(job.threads)
-    _worker = Crew(job, job.training.bench(job.model), Serial())
+    try:
+        job: Job = pickle.loads(payload)  # noqa: TID251 - sent by our own parent process, never read from a file
+        if job.rebuild is not None:
+            job.problem = job.rebuild()
+        torch.set_num_threads(job.threads)
+        _worker = Crew(job, job.training.bench(job.model), Serial())
+    except Exception:
+        _failure = traceback.format_exc()  # told by the first segment: an initializer cannot answer
 
 
 def _end_with_parent() -> None:
@@ -187,11 +200,15 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _train_in_worker(segment: Segment, wire: tuple[Any, bytes]) -> tuple[Any, ...]:
-    assert _worker is not None
-    state = _worker.bench.place(from_wire(wire))
-    result = _worker._train_here(segment, state)
-    return to_wire(result.state), result.losses, result.seconds, result.untouched, result.reports
+def _train_in_worker(segment: Segment, wire: tuple[Any, bytes]) -> tuple[Any, BranchResult] | str:
+    """Return the state and the rest of the result, or the traceback: not every exception survives the way back."""
+    try:
+        if _worker is None:
+            return _failure
+        result = _worker._train_here(segment, _worker.bench.place(from_wire(wire)))
+        return to_wire(result.state), replace(result, state=State(0, {}))
+    except Exception:
+        return traceback.format_exc()
 
 
 def to_wire(state: State) -> tuple[Any, bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -202,20 +203,21 @@ def share_optimizer(states: Sequence[State], coefficients: Coefficients, policy:
     loose: dict[int, dict[str, object]] = {}
     for state in used:
         for name, row in state.optimizer_rows.items():
-            rows.setdefault(name, torch.zeros_like(row))
+            rows.setdefault(name, row)
             slots.setdefault(name, set()).update(state.optimizer_slots.get(name, []))
         for index, entry in state.optimizer_loose.items():
             loose.setdefault(index, entry)
-    for name, row in rows.items():
-        parts = [state.optimizer_rows.get(name) for state in used]
-        zeros = torch.zeros_like(row) if any(part is None for part in parts) else row
-        rows[name] = merge_tensors([zeros if part is None else part for part in parts], weights)
-    merged = State(0, {}, {}, rows, {name: sorted(found) for name, found in slots.items()}, loose)
     for state in states:
-        copied = merged.clone()
-        state.optimizer_rows = copied.optimizer_rows
-        state.optimizer_slots = copied.optimizer_slots
-        state.optimizer_loose = copied.optimizer_loose
+        for name in slots:
+            if name not in state.optimizer_rows:
+                state.optimizer_rows[name] = torch.zeros_like(rows[name])
+    for name in slots:
+        merged = merge_tensors([state.optimizer_rows[name] for state in used], weights)  # one row at a time
+        for state in states:
+            state.optimizer_rows[name].copy_(merged)
+    for state in states:
+        state.optimizer_slots = {name: sorted(found) for name, found in slots.items()}
+        state.optimizer_loose = copy.deepcopy(loose)
 
 
 def synchronise(branches: Sequence[State], merged: State, coefficients: Coefficients, optimizer_state: str) -> None:

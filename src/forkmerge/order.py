@@ -21,7 +21,7 @@ from torch import Tensor
 
 # Above this many examples a stored permutation costs more memory than it is worth (8 bytes each, and one
 # per epoch crossed); an index bijection then computes the shuffled position on the fly.
-LARGEST_PERMUTATION = 1 << 22
+LARGEST_PERMUTATION = 1 << 18
 _ROUNDS = 6  # Feistel rounds: four give a pseudo-random permutation, two more are a margin
 Words = npt.NDArray[np.uint64]
 
@@ -99,7 +99,7 @@ def _shuffled(size: int, seed: int, offset: int, count: int) -> Tensor:
     return torch.from_numpy(moved.astype(np.int64))
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=64)
 def _permutation(size: int, seed: int) -> Tensor:
     return torch.randperm(size, generator=torch.Generator().manual_seed(seed))
 

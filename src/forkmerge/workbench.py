@@ -72,6 +72,9 @@ class Workbench:
             for name, row in state.optimizer_rows.items():
                 if name.endswith("/" + place.row):
                     state.optimizer_rows[name] = row.to(parameter.device)
+        for name, buffer in state.buffers.items():
+            own = self.own_buffers.get(name)
+            state.buffers[name] = buffer if own is None else buffer.to(own.device)
         for index, entry in state.optimizer_loose.items():
             group = self._group_of(index)
             on_device = group.get("fused") or group.get("capturable")
@@ -96,6 +99,11 @@ class Workbench:
         state.optimizer_slots, state.optimizer_loose = {}, {}
         for parameter, entry in self.optimizer.state.items():
             index = self._index.get(id(parameter))
+            if index is None and not isinstance(parameter, nn.Parameter):
+                raise ProblemError(
+                    f"{type(self.optimizer).__name__} keeps state under {parameter!r}, which belongs to no parameter, "
+                    "so it can be neither merged nor saved: keep it per parameter or in a parameter group."
+                )
             if index is not None:
                 state.optimizer_loose[index] = {
                     key: value for key, value in entry.items() if not self._adopt(state, index, key, value)
@@ -217,6 +225,12 @@ def check_module(model: nn.Module) -> None:
     kind = type(model).__name__
     if kind in ("DistributedDataParallel", "DataParallel"):
         raise ProblemError(f"the model is wrapped in {kind}: pass the module inside it, model.module.")
+    for name, module in model.named_modules():
+        if type(module).get_extra_state is not nn.Module.get_extra_state:
+            raise ProblemError(
+                f"the module {name or type(module).__name__!r} keeps extra state (get_extra_state), which cannot be "
+                "merged or saved without pickle: hold it in buffers instead."
+            )
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if isinstance(tensor, UninitializedParameter) or type(tensor).__name__ == "UninitializedBuffer":
             raise ProblemError(f"{name!r} is lazy and has no shape yet: run the model on one batch before passing it.")

@@ -142,7 +142,9 @@ class Merger:
 
     def _prune(self, progress: Progress, found: Merge, index: int) -> None:
         """Drop branches of coefficient 0 and keep the K' largest; the target-only branch always stays and counts."""
-        if self.settings.prune_to is None or index != self.settings.prune_after or not found.coefficients:
+        after, ended = self.settings.prune_after, progress.rounds
+        is_due = index >= after and not any(r.index >= after and r.coefficients for r in ended)
+        if self.settings.prune_to is None or not is_due or not found.coefficients:
             return
         ranked = sorted(
             progress.mixtures, key=lambda m: (not is_target_only(m, self.target), -found.coefficients[m.name])

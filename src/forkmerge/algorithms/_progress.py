@@ -31,7 +31,7 @@ class Progress:
         merged: The weights of the last merge: what every branch forked from, and what is kept if all go wrong.
         round_start: Step at which the current round forked.
         rounds: Finished rounds.
-        losses: Summed losses of the current round, `{branch: {task: [sum over steps, steps]}}`.
+        losses: Summed losses of the current round, `{branch: {task: [sum over batches, batches]}}`.
         seconds: Training time of the current round.
         snapshots: Best weights by branch, for checkpoint policies other than "last".
         initial: The state a refit starts from.
@@ -74,12 +74,12 @@ class Progress:
         if text not in self.notes:
             self.notes.append(text)
 
-    def add_losses(self, branch: str, losses: dict[str, float], steps: int) -> None:
-        """Add a segment's mean losses to the round's."""
+    def add_losses(self, branch: str, losses: dict[str, float], counts: dict[str, int]) -> None:
+        """Add a segment's mean losses, each over as many batches as had one, to the round's."""
         sums = self.losses.setdefault(branch, {})
         for task, loss in losses.items():
             total, count = sums.get(task, [0.0, 0.0])
-            sums[task] = [total + loss * steps, count + steps]
+            sums[task] = [total + loss * counts[task], count + counts[task]]
 
     def mean_losses(self, branch: str) -> dict[str, float]:
         """The round's mean loss per task."""

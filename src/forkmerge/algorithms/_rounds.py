@@ -111,7 +111,8 @@ class Rounds:
     def _probe(self, initial: State) -> dict[str, float]:
         """Score a short run of every probe; most constructors have none."""
         constructor = self.settings.constructor
-        probes = constructor.probes(self.job.problem)
+        scale = self.settings.auxiliary_scale
+        probes = [scale_auxiliaries(probe, self.target, scale) for probe in constructor.probes(self.job.problem)]
         segments = [Segment("search", probe, constructor.probe_steps) for probe in probes]
         scores: dict[str, float] = {}
         results = self.crew.train(segments, [initial.clone() for _ in probes])
@@ -179,7 +180,7 @@ class Rounds:
             else:
                 name = progress.mixtures[index].name
                 progress.branches[index] = result.state
-                progress.add_losses(name, result.losses, steps)
+                progress.add_losses(name, result.losses, result.counts)
                 untouched = set(result.untouched) if untouched is None else untouched & set(result.untouched)
             progress.seconds += result.seconds
             for what, counts in result.reports.items():
@@ -216,7 +217,11 @@ class Rounds:
         if self.judge.criterion.needs_reference:
             index = reference_branch(self.progress.mixtures, self.target)
             assert index is not None  # checked before training
-            self.progress.reference = self.judge.metrics(self.progress.branches[index])
+            state = self.progress.branches[index]
+            if not state.is_finite():
+                state = self.progress.merged  # what all branches forked from
+                self.progress.note("the target-only branch diverged: metrics are compared with the fork point's")
+            self.progress.reference = self.judge.metrics(state)
             self.judge.set_reference(self.progress.reference)
 
     def _script(self) -> list[Round]:
@@ -235,7 +240,7 @@ class Rounds:
         self._fix_reference()
         if self.settings.keep_branches:
             names = [mixture.name for mixture in progress.mixtures]
-            weights = {n: s.weights().to_value() for n, s in zip(names, entering, strict=True)}
+            weights = {n: State(s.step, s.rows, s.buffers).to_value() for n, s in zip(names, entering, strict=True)}
             self.store.keep_branches(weights, len(progress.rounds) + 1)
         return self.merger.search(progress, entering)
 
@@ -266,6 +271,7 @@ class Rounds:
         if not progress.outcome["replays"]:
             progress.mixtures = [Mixture(ALONE, {self.target: 1.0})]
         progress.searched = progress.merged.weights()
+        progress.branches = []  # before the new ones: both at once would be the peak of the whole run
         progress.branches = [progress.initial.clone() for _ in progress.mixtures]
         progress.merged.take_weights(progress.initial)
         progress.next_round()
