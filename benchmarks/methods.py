@@ -121,6 +121,16 @@ def show(case: Case, ratios: dict[str, Ratio], console: Console) -> None:
     console.print(table)
 
 
+def markdown(results: dict[str, dict[str, Ratio]]) -> str:
+    """All cases as one Markdown table of medians, methods down, cases across."""
+    names = list(dict.fromkeys(name for ratios in results.values() for name in ratios))
+    lines = ["| method | " + " | ".join(results) + " |", "|---|" + "---:|" * len(results)]
+    for name in names:
+        cells = [f"{ratios[name].median:.2f}" if name in ratios else "" for ratios in results.values()]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9)
@@ -141,6 +151,7 @@ def main() -> None:
             show(case, ratios, console)
             results[name] = ratios
             save("methods", results, options.out)
+            (options.out / "methods.md").write_text(markdown(results), "utf-8")
             progress.advance(bar)
 
 
