@@ -16,14 +16,10 @@ from torch import nn
 from forkmerge.algorithms._fit import (
     Algorithm,
     ModelOrFactory,
-    _describe,
-    _describe_problem,
-    _described,
-    _layout,
     _open_store,
     _stored_threads,
     build_model,
-    fixed_hash,
+    run_config,
 )
 from forkmerge.algorithms._rounds import Observe
 from forkmerge.branch import Training
@@ -141,13 +137,7 @@ class Composed(Algorithm):
         self.branch_steps(sealed, steps)  # refuses what cannot be divided into parts before anything is written
         threads = threads or _stored_threads(folder, resume) or max(torch.get_num_threads() // workers, 1)
         training = Training(optimizer, **{f.name: options[f.name] for f in fields(Training) if f.name in options})
-        config = {
-            "algorithm": {"name": type(self).__name__, **_described(self)},
-            "problem": _describe_problem(sealed),
-            "training": {"steps": steps, "seed": seed, "threads": threads, **_described(training)},
-            "model": {"kind": _describe(type(module)), "fixed": fixed_hash(module), **_layout(module)},
-            "source": dict(source or {}),
-        }
+        config = run_config(self, sealed, module, training, source, steps=steps, seed=seed, threads=threads)
         facts = environment(threads, device_of(module))
         store, notes = _open_store(folder, resume, config, facts)
         with store:

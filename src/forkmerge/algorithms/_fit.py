@@ -113,13 +113,7 @@ class Algorithm(ABC):
         threads = threads or _stored_threads(folder, resume) or max(torch.get_num_threads() // workers, 1)
         check_run(sealed, module, training, settings, seed)
         job = Job(sealed, module, training, seed, threads, rebuild)
-        config = {
-            "algorithm": {"name": type(self).__name__, **_described(self)},
-            "problem": _describe_problem(sealed),
-            "training": {"steps": steps, "seed": seed, "threads": threads, **_described(training)},
-            "model": {"kind": _describe(type(module)), "fixed": fixed_hash(module), **_layout(module)},
-            "source": dict(source or {}),
-        }
+        config = run_config(self, sealed, module, training, source, steps=steps, seed=seed, threads=threads)
         facts = environment(threads, device_of(module))
         with open_crew(job, workers) as crew:  # before the folder: it finds out what cannot be trained
             store, notes = _open_store(folder, resume, config, facts)
@@ -166,6 +160,24 @@ def fixed_hash(model: nn.Module) -> str:
         digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+def run_config(
+    algorithm: Algorithm,
+    problem: Problem,
+    module: nn.Module,
+    training: Training,
+    source: Mapping[str, Any] | None,
+    **numbers: int,
+) -> dict[str, Any]:
+    """Return the resolved config of a run: what a resume must find unchanged, and where the run came from."""
+    return {
+        "algorithm": {"name": type(algorithm).__name__, **_described(algorithm)},
+        "problem": _describe_problem(problem),
+        "training": {**numbers, **_described(training)},
+        "model": {"kind": _describe(type(module)), "fixed": fixed_hash(module), **_layout(module)},
+        "source": dict(source or {}),
+    }
 
 
 def _stored_threads(folder: str | os.PathLike[str] | None, resume: bool) -> int | None:
