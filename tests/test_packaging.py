@@ -290,6 +290,10 @@ def test_run_test_with_arguments_is_pytest_alone_at_the_root_on_one_thread(clone
     assert clone.run("test", "-k", "a or b").stdout == f"pytest|{clone.root}|1|-k a or b\n"
 
 
+def test_run_bench_starts_the_runner_at_the_root(clone):
+    assert clone.run("bench", "memory", "--quick").stdout == f"memory|{clone.root}||--quick\n"
+
+
 def test_run_test_does_every_check_and_names_those_that_failed(clone):
     answer = clone.run("test")
     called = [line.partition("|")[0] for line in answer.stdout.splitlines()]
