@@ -12,7 +12,7 @@ from torch.utils.data import Subset
 
 from forkmerge.branch import Mixture, Training
 from forkmerge.errors import ProblemError, unknown_name
-from forkmerge.feed import batches, move
+from forkmerge.feed import batches
 from forkmerge.mixtures import check_mixtures, reference_branch, scale_auxiliaries
 from forkmerge.order import derive, random_state_kept, set_random_state
 from forkmerge.problem import Context, Problem, Stream
@@ -99,7 +99,7 @@ def check_stream(
         return
     device = device_of(model)
     try:
-        batch = move(next(batches(name, stream, [0], seed)), device)
+        batch = next(batches(name, stream, [0], seed, device))
         set_random_state(derive(seed, name, "check"))
         with modes_kept(model), training.autocast(device):
             model.train()

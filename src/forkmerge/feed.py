@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, default_collate
 
+from forkmerge.ahead import SideStream, move, read_ahead
 from forkmerge.order import batch_indices, derive, set_random_state
 from forkmerge.problem import Evaluation, Stream
+from forkmerge.reading import Reader, reader_of
 
-
-def is_tensors(source: Stream | Evaluation) -> bool:
-    """Whether batches can be cut out of tensors by one indexed read, with no code of the user's per example."""
-    return type(source.dataset) is TensorDataset and source.collate_fn is None
-
-
-def read_tensors(source: Stream | Evaluation, indices: Tensor) -> list[Tensor]:
-    """Return the batch of the given examples of a `TensorDataset`."""
-    tensors: tuple[Tensor, ...] = source.dataset.tensors  # type: ignore[attr-defined]
-    return [tensor[indices] for tensor in tensors]
+Batches = Generator[Any, None, None]
 
 
 def read_examples(source: Stream | Evaluation, indices: list[int], seed: int) -> Any:
@@ -38,29 +32,37 @@ def read_examples(source: Stream | Evaluation, indices: list[int], seed: int) ->
     return (source.collate_fn or default_collate)(examples)
 
 
-class _Batches(Dataset[Any]):
+class _Examples(Dataset[Any]):
     """The endless stream as a data set whose items are whole batches, addressed by position."""
 
     def __init__(self, name: str, stream: Stream, seed: int) -> None:
         self.name, self.stream, self.seed = name, stream, seed
 
     def __getitem__(self, position: int) -> Any:
-        stream = self.stream
-        size = len(stream.dataset)  # type: ignore[arg-type]  # checked by Problem
-        indices = batch_indices(size, stream.batch_size, position, self.seed, self.name)
-        if is_tensors(stream):
-            return read_tensors(stream, indices)
-        return read_examples(stream, indices.tolist(), derive(self.seed, self.name, "batch", position))
+        indices = _indices(self.name, self.stream, self.seed, position)
+        return read_examples(self.stream, indices.tolist(), derive(self.seed, self.name, "batch", position))
 
 
-def batches(name: str, stream: Stream, positions: range | list[int], seed: int, workers: int = 0) -> Iterator[Any]:
-    """Yield the batches at the given positions of a stream.
+def batches(
+    name: str,
+    stream: Stream,
+    positions: range | list[int],
+    seed: int,
+    device: torch.device,
+    *,
+    workers: int = 0,
+) -> Batches:
+    """Return the batches at the given positions of a stream, on a device; close it if it is left before its end.
 
-    Tensors that need no per-example code are read here whatever `workers` says: a worker would only add copies.
+    Data that can be read in whole batches is read in this process whatever `workers` says: a worker would only add
+    copies. Examples read one by one are never read by a thread: they may draw from the global random states.
     """
-    source = _Batches(name, stream, seed)
-    if workers == 0 or is_tensors(stream):
-        return (source[position] for position in positions)
+    reader = reader_of(stream)
+    if reader is not None:
+        return _read_whole(reader, partial(_indices, name, stream, seed), positions, device)
+    source = _Examples(name, stream, seed)
+    if workers == 0:
+        return (move(source[position], device) for position in positions)
     loader = DataLoader(
         source,
         batch_size=None,  # items are whole batches already
@@ -68,22 +70,53 @@ def batches(name: str, stream: Stream, positions: range | list[int], seed: int, 
         num_workers=workers,
         generator=torch.Generator().manual_seed(seed),  # otherwise the loader draws from the global state
         collate_fn=_identity,
+        pin_memory=device.type == "cuda",
     )
-    return iter(loader)
+    started = iter(loader)  # now: processes are better forked before a thread of another stream runs
+    return (move(batch, device) for batch in started)
+
+
+def evaluation_batches(evaluation: Evaluation, order: Sequence[int], seed: int, device: torch.device) -> Batches:
+    """Return the batches of an evaluation's examples in the given order, on a device.
+
+    Close it if it is left before its end.
+    """
+    size = evaluation.batch_size
+    starts = range(0, len(order), size)
+    reader = reader_of(evaluation)
+    if reader is not None:
+        whole = torch.as_tensor(order)
+        return _read_whole(reader, lambda start: whole[start : start + size], starts, device)
+    return (
+        move(read_examples(evaluation, list(order[at : at + size]), derive(seed, "evaluation", at)), device)
+        for at in starts
+    )
+
+
+def _indices(name: str, stream: Stream, seed: int, position: int) -> torch.Tensor:
+    size = len(stream.dataset)  # type: ignore[arg-type]  # checked by Problem
+    return batch_indices(size, stream.batch_size, position, seed, name)
+
+
+def _read_whole(
+    reader: Reader, indices: Callable[[int], torch.Tensor], positions: Sequence[int], device: torch.device
+) -> Batches:
+    def read(position: int) -> Any:
+        return reader.read(indices(position))
+
+    if len(positions) == 1 or not reader.is_worth_a_thread(device):
+        for position in positions:
+            yield move(read(position), device)
+    elif device.type == "cuda":
+        side = SideStream(device)
+        with closing(read_ahead(lambda position: side.send(partial(read, position)), positions)) as ahead:
+            for sent in ahead:
+                yield side.receive(sent)
+    else:
+        with closing(read_ahead(read, positions)) as ahead:
+            for batch in ahead:
+                yield move(batch, device)
 
 
 def _identity(batch: Any) -> Any:
-    return batch
-
-
-def move(batch: Any, device: torch.device) -> Any:
-    """Move every tensor in nested lists, tuples and mappings (and anything with `.to`) to a device."""
-    if hasattr(batch, "to"):
-        return batch.to(device, non_blocking=True) if isinstance(batch, torch.Tensor) else batch.to(device)
-    if isinstance(batch, Mapping):
-        return {key: move(value, device) for key, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(move(value, device) for value in batch))
-    if isinstance(batch, list | tuple):
-        return type(batch)(move(value, device) for value in batch)
     return batch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from forkmerge.combining import Combiner
-from forkmerge.feed import batches, move
+from forkmerge.feed import Batches, batches
 from forkmerge.gradients import TaskLoss
 from forkmerge.methods._base import LossMethod, MethodState, Setup, has_hook
 from forkmerge.order import derive, pick_task, set_random_state
@@ -65,7 +65,14 @@ class Loop:
     def run(self) -> None:
         """Do the steps."""
         plan = [self._tasks_of(step) for step in self.steps]
-        feeds = {name: self._feed(name, stream, plan) for name, stream in self.problem.stream_map.items()}
+        with ExitStack() as stack:  # threads that read ahead end with the segment, whatever ends it
+            feeds = {
+                name: stack.enter_context(closing(self._feed(name, stream, plan)))
+                for name, stream in self.problem.stream_map.items()
+            }
+            self._steps(feeds, plan)
+
+    def _steps(self, feeds: dict[str, Batches], plan: list[tuple[str, ...]]) -> None:
         for step, weights in zip(self.steps, plan, strict=True):
             self.bench.optimizer.zero_grad(set_to_none=True)
             if self.combiner is None:
@@ -128,7 +135,7 @@ class Loop:
         weights = [float(self.mixture.task_weights[task]) for task in active]
         return (pick_task(active, weights, self.seed, step),)
 
-    def _feed(self, name: str, stream: Stream, plan: list[tuple[str, ...]]) -> Iterator[Any]:
+    def _feed(self, name: str, stream: Stream, plan: list[tuple[str, ...]]) -> Batches:
         accumulate = self.training.accumulate
         positions = [
             step * accumulate + micro
@@ -136,13 +143,14 @@ class Loop:
             if any(task in tasks for task in stream.tasks)
             for micro in range(accumulate)
         ]
-        return batches(name, stream, positions, self.seed, self.training.loader_workers if positions else 0)
+        workers = self.training.loader_workers if positions else 0
+        return batches(name, stream, positions, self.seed, self.device, workers=workers)
 
-    def _read(self, feeds: dict[str, Iterator[Any]], tasks: tuple[str, ...], step: int, micro: int) -> list[Reading]:
+    def _read(self, feeds: dict[str, Batches], tasks: tuple[str, ...], step: int, micro: int) -> list[Reading]:
         """Read one micro-batch of every stream that serves one of the tasks."""
         position = step * self.training.accumulate + micro
         return [
-            (name, move(next(feeds[name]), self.device), derive(self.seed, name, "forward", position))
+            (name, next(feeds[name]), derive(self.seed, name, "forward", position))
             for name, stream in self.problem.stream_map.items()
             if any(task in tasks for task in stream.tasks)
         ]
@@ -161,7 +169,7 @@ class Loop:
             self.losses.setdefault(task, []).append(total)
         return result
 
-    def _backward_plain(self, feeds: dict[str, Iterator[Any]], tasks: tuple[str, ...], step: int) -> bool:
+    def _backward_plain(self, feeds: dict[str, Batches], tasks: tuple[str, ...], step: int) -> bool:
         """Differentiate the sum of the weighted losses; False if there was no label for any task."""
         has_loss = False
         for micro in range(self.training.accumulate):
@@ -175,7 +183,7 @@ class Loop:
         return has_loss
 
     def _backward_with_method(
-        self, combiner: Combiner, feeds: dict[str, Iterator[Any]], tasks: tuple[str, ...], step: int
+        self, combiner: Combiner, feeds: dict[str, Batches], tasks: tuple[str, ...], step: int
     ) -> bool:
         """Let the method combine the tasks; False if there was no label for any of them."""
         readings = [self._read(feeds, tasks, step, micro) for micro in range(self.training.accumulate)]

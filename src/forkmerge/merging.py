@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from forkmerge.arithmetic import heaviest, merge_into, merge_tensors
 from forkmerge.branch import Training
 from forkmerge.errors import ProblemError
-from forkmerge.feed import batches, move
+from forkmerge.feed import batches
 from forkmerge.order import derive, random_state_kept, set_random_state
 from forkmerge.problem import Context, Problem
 from forkmerge.scoring import device_of, evaluating
@@ -160,11 +161,12 @@ def recompute_statistics(
             if problem.target not in stream.tasks:
                 continue
             bn_seed = derive(seed, "bn", state.step)
-            for position, batch in enumerate(batches(name, stream, range(count), bn_seed)):
-                call_seed = derive(bn_seed, name, position)
-                set_random_state(call_seed)
-                with training.autocast(device):
-                    stream.losses(bench.model, move(batch, device), tasks, Context(state.step, call_seed))
+            with closing(batches(name, stream, range(count), bn_seed, device)) as feed:
+                for position, batch in enumerate(feed):
+                    call_seed = derive(bn_seed, name, position)
+                    set_random_state(call_seed)
+                    with training.autocast(device):
+                        stream.losses(bench.model, batch, tasks, Context(state.step, call_seed))
         for module, (momentum, mean, var, tracked) in zip(norms, saved, strict=True):
             module.momentum = momentum
             if not module.num_batches_tracked:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from forkmerge.errors import ProblemError
-from forkmerge.feed import batches, move
+from forkmerge.feed import batches
 from forkmerge.gradients import TaskGradients, TaskLoss, task_gradient
 from forkmerge.order import derive
 
@@ -206,8 +206,8 @@ class Probe:
                 stream = replace(stream, dataset=extra)
             elif not any(task in self.setup.tasks for task in stream.tasks):
                 continue
-            for position, batch in zip(positions, batches(name, stream, positions, seed), strict=True):
-                found.append((name, move(batch, loop.device), derive(seed, name, "forward", position)))
+            for position, batch in zip(positions, batches(name, stream, positions, seed, loop.device), strict=True):
+                found.append((name, batch, derive(seed, name, "forward", position)))
         return found
 
 

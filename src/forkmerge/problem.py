@@ -80,7 +80,8 @@ class Stream:
     A shared-input problem has one stream serving all tasks; a multi-domain problem one stream per task.
 
     Args:
-        dataset: A map-style data set. `TensorDataset`s are batched by one indexed read.
+        dataset: A map-style data set. `TensorDataset`s, and data sets with a method `read_batch(indices)`, are read
+            in whole batches (see `forkmerge.reading`).
         losses: `losses(model, batch, tasks, context) -> {task: scalar loss}`. Only tasks of non-zero weight
             are asked for. A task may be left out, or be None, where the batch has no label for it.
         tasks: Names of the tasks this stream can serve.

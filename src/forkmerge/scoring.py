@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from forkmerge.errors import ProblemError, unknown_name
-from forkmerge.feed import is_tensors, move, read_examples, read_tensors
+from forkmerge.feed import evaluation_batches
 from forkmerge.order import derive, random_state_kept, set_random_state
 from forkmerge.problem import Evaluation, Metric
 
@@ -51,14 +51,9 @@ def measure(
     for name, metric in running.items():
         metric.reset()
         running[name] = metric.to(device) if hasattr(metric, "to") else metric
-    with random_state_kept(), evaluating(model):
-        for start in range(0, len(order), evaluation.batch_size):
-            chosen = order[start : start + evaluation.batch_size]
-            if is_tensors(evaluation):
-                batch = read_tensors(evaluation, torch.tensor(chosen))
-            else:
-                batch = read_examples(evaluation, chosen, derive(seed, "evaluation", start))
-            batch = move(batch, device)
+    feed = evaluation_batches(evaluation, order, seed, device)
+    with random_state_kept(), evaluating(model), closing(feed):
+        for start, batch in zip(range(0, len(order), evaluation.batch_size), feed, strict=True):
             set_random_state(derive(seed, "evaluation forward", start))
             predictions, targets = evaluation.predict(model, batch)
             for metric in running.values():
