@@ -1,1 +1,1 @@
-"""Ready problems on data that installed packages carry; nothing here is imported by the rest of the library."""
+"""Ready problems on data that installed packages carry, and image files decoded once; the library imports none."""

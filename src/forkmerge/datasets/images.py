@@ -1,0 +1,253 @@
+"""Image files, decoded once: a data set that reads whole batches out of one memory map of bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from forkmerge import disk
+from forkmerge.errors import ProblemError
+
+Pixels = npt.NDArray[np.uint8]
+Decode = Callable[[Path], Pixels]
+
+_FORMAT = 1  # part of every key: another way of storing images must not find the old files
+_LEFTOVER = 24 * 3600  # seconds after which an unfinished file can only be what a kill has left
+
+
+class CachedImages(Dataset[tuple[Tensor, ...]]):
+    """Image files and their labels, decoded once into one memory map of uint8 values [n, channels, height, width].
+
+    The map lies in the cache folder under a name made from the list of files, their sizes and dates, and the way they
+    are decoded; anything else decodes anew. It is written under another name and renamed when complete, so an
+    interrupted decoding is done again and never read. Batches are one indexed read and a conversion to float32; worker
+    processes open the same map.
+
+    Args:
+        paths: The image files.
+        labels: Any number of tensors with one row per image. A batch is `[images, *labels]`.
+        size: Height and width, one number for both; None takes the files' own, which must then be one and the same.
+        mode: Pillow's colour mode: "RGB", or "L" for one channel.
+        mean: Subtracted from values in [0, 1], one number or one per channel.
+        std: What they are divided by afterwards.
+        as_bytes: Give uint8 values as they are, to be converted where the model is; a quarter of the bytes to move.
+        cache: The folder; by default `forkmerge/images` in the user's cache folder.
+        decode: Makes an array [height, width, channels] of uint8 from a path, instead of Pillow; `size` and `mode` are
+            then its own affair. A change of its code decodes anew, a change of what it calls does not.
+        workers: Threads that decode.
+        progress: Whether a bar is shown on a terminal while decoding.
+
+    Example: `CachedImages(sorted(folder.glob("*.jpg")), classes, size=64, mean=0.5, std=0.25)`
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[str | os.PathLike[str]],
+        *labels: Tensor | Sequence[Any],
+        size: int | tuple[int, int] | None = None,
+        mode: str = "RGB",
+        mean: float | Sequence[float] = 0.0,
+        std: float | Sequence[float] = 1.0,
+        as_bytes: bool = False,
+        cache: str | os.PathLike[str] | None = None,
+        decode: Decode | None = None,
+        workers: int = 1,
+        progress: bool = True,
+    ) -> None:
+        self.paths = [Path(os.path.abspath(path)) for path in paths]
+        if not self.paths:
+            raise ProblemError("CachedImages got no image files: look at the folder or the pattern they come from.")
+        self.labels = [torch.as_tensor(column) for column in labels]
+        for position, column in enumerate(self.labels, 1):
+            if column.dim() == 0 or len(column) != len(self.paths):
+                raise ProblemError(
+                    f"labels {position} of CachedImages have {len(column) if column.dim() else 'no'} rows for "
+                    f"{len(self.paths)} images: give one row per image."
+                )
+        self.as_bytes = as_bytes
+        shape = (size, size) if isinstance(size, int) else None if size is None else (int(size[0]), int(size[1]))
+        decoder = decode or _Pillow(shape, mode)
+        folder = Path(cache) if cache is not None else default_folder()
+        self.file = folder / f"{_key(self.paths, decoder)}.npy"
+        self._pixels: Pixels | None = _open(self.file, len(self.paths))
+        if self._pixels is None:
+            _write(self.file, self.paths, decoder, workers, progress)
+        self.shape = tuple(self.pixels.shape[1:])
+        self._scale, self._shift = _affine(mean, std, self.shape[0])
+
+    @property
+    def pixels(self) -> Pixels:
+        """The memory map."""
+        if self._pixels is None:
+            self._pixels = _open(self.file, len(self.paths))
+        if self._pixels is None:
+            raise ProblemError(f"the decoded images {self.file} are gone: make the CachedImages again.")
+        return self._pixels
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"image {index} of {len(self)}")
+        return tuple(column[0] for column in self.read_batch(torch.tensor([index % len(self)])))
+
+    def read_batch(self, indices: Tensor) -> list[Tensor]:
+        """Return images [n, channels, height, width] and labels of the given examples."""
+        images = torch.from_numpy(self.pixels.take(indices.numpy(), axis=0))
+        if not self.as_bytes:
+            images = images.to(torch.float32).mul_(self._scale).add_(self._shift)
+        return [images, *(column.index_select(0, indices) for column in self.labels)]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_pixels": None}  # opened again where it is used, never copied
+
+
+def default_folder() -> Path:
+    """Where decoded images are kept unless another folder is given."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "forkmerge" / "images"
+
+
+class _Pillow:
+    """Decodes a file with Pillow."""
+
+    def __init__(self, size: tuple[int, int] | None, mode: str) -> None:
+        try:
+            from PIL import Image
+        except ImportError:
+            raise ProblemError("decoding images needs Pillow: type pip install 'forkmerge[vision]'.") from None
+        self._open, self._how = Image.open, Image.Resampling.BILINEAR
+        self.size, self.mode = size, mode
+
+    def __call__(self, path: Path) -> Pixels:
+        with self._open(path) as image:
+            converted = image.convert(self.mode)
+            if self.size is not None and (converted.height, converted.width) != self.size:
+                converted = converted.resize(self.size[::-1], self._how)
+            pixels: Pixels = np.asarray(converted)
+        return pixels if pixels.ndim == 3 else pixels[:, :, None]
+
+
+def _key(paths: Sequence[Path], decoder: Any) -> str:
+    if isinstance(decoder, _Pillow):
+        how = f"Pillow {decoder.size} {decoder.mode}"
+    else:
+        try:
+            code = inspect.getsource(decoder)
+        except (OSError, TypeError):
+            code = ""
+        how = f"{getattr(decoder, '__module__', '')}:{getattr(decoder, '__qualname__', type(decoder).__name__)}\n{code}"
+    digest = hashlib.sha256(f"{_FORMAT}\n{how}\n".encode())
+    for path in paths:
+        try:
+            facts = path.stat()
+        except OSError as error:
+            raise ProblemError(f"cannot read the image {path}: {error.strerror}.") from None
+        digest.update(f"{path}\x1f{facts.st_size}\x1f{facts.st_mtime_ns}\n".encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()[:32]
+
+
+def _open(file: Path, count: int) -> Pixels | None:
+    """Return the memory map, or None where there is none or not a whole one."""
+    try:
+        pixels = np.load(file, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError):
+        return None
+    is_whole = pixels.dtype == np.uint8 and pixels.ndim == 4 and len(pixels) == count
+    return np.asarray(pixels) if is_whole else None
+
+
+def _write(file: Path, paths: Sequence[Path], decoder: Decode, workers: int, progress: bool) -> None:
+    """Decode all images into a file of another name, and rename it when it is complete and on the disk."""
+    first = _decoded(decoder, paths[0], None)
+    with disk.explained(f"write {file}"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        for old in file.parent.glob(f"{disk.TEMPORARY}{file.stem}-*"):
+            if time.time() - old.stat().st_mtime > _LEFTOVER:
+                disk.remove(old)
+    temporary = file.with_name(f"{disk.TEMPORARY}{file.stem}-{os.getpid()}-{time.time_ns()}.npy")
+    try:
+        with disk.explained(f"write {file}"):
+            target = np.lib.format.open_memmap(temporary, "w+", np.uint8, (len(paths), *first.shape))
+            _reserve(temporary)
+        _decode_all(paths, decoder, target, workers, progress)
+        with disk.explained(f"write {file}"):
+            target.flush()
+            del target
+            with temporary.open("rb+") as written:
+                disk.sync(written)
+            disk.move(temporary, file)
+    finally:
+        disk.remove(temporary)
+
+
+def _reserve(file: Path) -> None:
+    """Take the disk space now, where that is possible: writing to a map on a full disk would end the process."""
+    if hasattr(os, "posix_fallocate"):
+        with file.open("rb+") as opened:
+            os.posix_fallocate(opened.fileno(), 0, file.stat().st_size)
+
+
+def _decode_all(paths: Sequence[Path], decoder: Decode, target: Pixels, workers: int, progress: bool) -> None:
+    from rich.console import Console
+    from rich.progress import track
+
+    def decode(position: int) -> None:
+        target[position] = _decoded(decoder, paths[position], target.shape[1:])
+
+    pool = ThreadPoolExecutor(workers)
+    try:
+        done = pool.map(decode, range(len(paths)))
+        console, is_silent = Console(stderr=True), not (progress and sys.stderr.isatty())
+        for _ in track(done, "decoding images", len(paths), console=console, transient=True, disable=is_silent):
+            pass
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _decoded(decoder: Decode, path: Path, shape: tuple[int, ...] | None) -> Pixels:
+    """Return an image as [channels, height, width], refusing what is not one or not of the shape of the others."""
+    try:
+        pixels = np.asarray(decoder(path))
+    except Exception as error:  # whatever a decoder makes of a damaged file
+        raise ProblemError(f"cannot decode the image {path}: {error}.") from error
+    if pixels.dtype != np.uint8 or pixels.ndim != 3:
+        raise ProblemError(
+            f"decoding {path} gave an array of {pixels.dtype} of shape {pixels.shape}: expected uint8 values "
+            "[height, width, channels]."
+        )
+    found = np.ascontiguousarray(pixels.transpose(2, 0, 1))
+    if shape is not None and found.shape != shape:
+        raise ProblemError(
+            f"{path} is {found.shape} (channels, height, width), the images before it are {shape}: give size=(height, "
+            "width), or a decode that gives them one shape."
+        )
+    return found
+
+
+def _affine(mean: float | Sequence[float], std: float | Sequence[float], channels: int) -> tuple[Tensor, Tensor]:
+    """Return a and b of a·x + b that takes bytes to (x/255 − mean)/std."""
+    columns = []
+    for name, value in (("mean", mean), ("std", std)):
+        column = torch.as_tensor(value, dtype=torch.float64).reshape(-1, 1, 1)
+        if len(column) not in (1, channels):
+            raise ProblemError(
+                f"{name} has {len(column)} values, the images {channels} channels: give one, or as many."
+            )
+        columns.append(column)
+    if not bool((columns[1] > 0).all()):
+        raise ProblemError(f"std must be positive, got {std!r}.")
+    return (1 / (255 * columns[1])).float(), (-columns[0] / columns[1]).float()
