@@ -33,13 +33,13 @@ PEERS = {
     "NashMTL": "NashMTL",
 }
 CASES: dict[str, tuple[Callable[[], Case], int]] = {
-    "mlp3": (lambda: mlp_case(3), 30),
-    "mlp8": (lambda: mlp_case(8), 30),
-    "mlp3-own": (lambda: mlp_case(3, own_inputs=True), 30),
+    "mlp3": (lambda: mlp_case(3), 60),
+    "mlp8": (lambda: mlp_case(8), 60),
+    "mlp3-own": (lambda: mlp_case(3, own_inputs=True), 60),
     "conv3": (lambda: conv_case(3), 3),
     "conv8": (lambda: conv_case(8), 3),
     "conv3-own": (lambda: conv_case(3, own_inputs=True), 3),
-    "embedding3": (lambda: large_embedding_case(3), 10),
+    "embedding3": (lambda: large_embedding_case(3), 50),
 }
 OPTIMIZER = fm.OptimizerOf("SGD", lr=1e-3, momentum=0.9)
 

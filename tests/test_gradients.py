@@ -383,9 +383,9 @@ class Looker(LossMethod):
     def after_step(self, probe: Probe, state: MethodState) -> None:
         self._look(probe, state)
 
-    def weights(self, view: View, state: MethodState) -> Array:
+    def weights(self, losses: Tensor, view: View, state: MethodState) -> Tensor:
         self._look(view.probe, state)
-        return np.ones(len(view.present))
+        return torch.ones_like(losses)
 
     def _look(self, probe: Probe, state: MethodState) -> None:
         ahead = probe.gradient({0: 1.0, 1: -2.0})
@@ -540,8 +540,8 @@ class TestBadGradients:
     def test_a_method_whose_answer_is_not_finite_is_replaced_by_the_sum_and_reported(self, kind: str) -> None:
         @dataclass(frozen=True)
         class BadLosses(LossMethod):
-            def weights(self, view: View, state: MethodState) -> Array:
-                return np.full(len(view.present), np.nan)
+            def weights(self, losses: Tensor, view: View, state: MethodState) -> Tensor:
+                return losses * torch.nan
 
         @dataclass(frozen=True)
         class BadGramian(GramianMethod):

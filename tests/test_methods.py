@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,17 @@ from forkmerge.methods import (
     methods_markdown,
     methods_table,
 )
-from forkmerge.testing import MethodConformance, conformance_of_all, same_state, small_problem, train_small
+from forkmerge.order import random_state_kept
+from forkmerge.testing import (
+    TASKS,
+    MethodConformance,
+    SmallLosses,
+    SmallNet,
+    conformance_of_all,
+    same_state,
+    small_problem,
+    train_small,
+)
 from problems import (
     Point,
     bits,
@@ -122,9 +132,14 @@ def view(losses: Any, at: int = 0, *, epoch: int = 2, present: Any = None, tasks
     return View(setup, tuple(range(size) if present is None else present), np.array(losses), at, 0.1, at, None)
 
 
+def by_losses(method: LossMethod, seen: View, state: dict[str, Any]) -> torch.Tensor:
+    """What a loss method makes of the losses in a view."""
+    return method.weights(torch.from_numpy(seen.losses), seen, state)
+
+
 def first_moments(own: dict[str, Any]) -> np.ndarray:
     """Adam's first moments of a method's weights; after one step, a tenth of the gradient."""
-    return np.array([first for first, _, _ in own["weights_adam"]])
+    return own["weights_adam"][0].numpy()
 
 
 class TestValues:
@@ -187,7 +202,7 @@ class TestValues:
 
     def test_imtl_balances_scaled_losses_and_then_gradients(self) -> None:
         method = IMTL()
-        state = {**method.start(view([1.0, 1.0]).setup), "logs": [0.0, np.log(2.0)]}
+        state = {**method.start(view([1.0, 1.0]).setup), "logs": torch.tensor([0.0, 2.0]).double().clamp_min(1.0).log()}
         weights = method.weights(np.eye(2), view([1.0, 3.0]), state)
         np.testing.assert_allclose(weights, [2 / 3, 2 / 3], rtol=1e-12)  # (⅔, ⅓) of the gradients g_1 and 2 g_2
         np.testing.assert_allclose(method.head_weights(weights, view([1.0, 3.0]), state), [1.0, 2.0], rtol=1e-12)
@@ -211,15 +226,15 @@ class TestValues:
         method = DWA()
         state = method.start(view([1.0, 1.0]).setup)
         for at, losses in enumerate([(3.0, 4.0), (1.0, 4.0), (1.0, 5.0), (1.0, 3.0)]):
-            assert method.weights(view(losses, at), state).tolist() == [1.0, 1.0]
-        weights = method.weights(view([9.0, 9.0], 4), state)
+            assert by_losses(method, view(losses, at), state).tolist() == [1.0, 1.0]
+        weights = by_losses(method, view([9.0, 9.0], 4), state)
         powers = np.exp(np.array([0.5, 1.0]) / 2)
         np.testing.assert_allclose(weights, 2 * powers / powers.sum(), rtol=1e-12)
 
     @pytest.mark.parametrize("distribution", ["normal", "uniform", "dirichlet"])
     def test_rlw_draws_weights_that_sum_to_one(self, distribution: Any) -> None:
         method = RLW(distribution)
-        drawn = [method.weights(view([1.0] * 3, at), {}) for at in (0, 1, 0)]
+        drawn = [by_losses(method, view([1.0] * 3, at), {}) for at in (0, 1, 0)]
         assert all((w > 0).all() and w.sum() == pytest.approx(1.0) for w in drawn)
         assert drawn[0].tolist() == drawn[2].tolist() != drawn[1].tolist()
 
@@ -244,8 +259,8 @@ class TestValues:
         np.testing.assert_allclose(own["weights"], [1.0, 1.0625, 0.9375], rtol=1e-12)
 
     def test_arml_moves_every_twentieth_step_only(self) -> None:
-        assert step(ARML(), steps=19, lr=0.01)[1]["weights"] == [1.0, 1.0, 1.0]
-        assert step(ARML(), steps=20, lr=0.01)[1]["weights"] != [1.0, 1.0, 1.0]
+        assert step(ARML(), steps=19, lr=0.01)[1]["weights"].tolist() == [1.0, 1.0, 1.0]
+        assert step(ARML(), steps=20, lr=0.01)[1]["weights"].tolist() != [1.0, 1.0, 1.0]
 
     def test_the_noise_of_arml_has_the_size_of_langevin_dynamics(self) -> None:
         jumps = [step(ARML(temperature=0.5), {"m": (0.0, 0.0), "a": (0.0, 0.0)}, lr=0.04, steps=1)[0]]
@@ -263,7 +278,7 @@ class TestValues:
         # θ' = (.1, .15) and d = (−.9, .15); the first moment of Adam is a tenth of the gradient.
         np.testing.assert_allclose(10 * first_moments(own), [-0.9, -0.75, 0.975], rtol=1e-9)
         np.testing.assert_allclose(own["weights"], [0.1001, 0.1001, 0.0999], rtol=1e-6)
-        np.testing.assert_allclose(-theta, np.array(own["weights"]) @ GRADIENTS, rtol=1e-12)
+        np.testing.assert_allclose(-theta, own["weights"].numpy() @ GRADIENTS, rtol=1e-12)
 
     def test_auto_lambda_may_look_at_validation_data(self) -> None:
         _, own, _ = step(AutoLambda(look_at="validation"), goal=(0.1, 0.15 - 2.0))
@@ -343,7 +358,7 @@ class TestEquivalences:
         state = method.start(view([1.0] * 3).setup)
         seen = view([2.0], present=[1], tasks=3)
         if isinstance(method, LossMethod):
-            weights = method.weights(seen, state)
+            weights = by_losses(method, seen, state)
         else:
             weights = method.weights(np.array([[4.0]]), seen, state)
         assert weights.shape == (1,)
@@ -645,3 +660,53 @@ class TestWholeRuns:
         """A method combines all tasks in every step; the weights are then loss weights."""
         run = fit(fm.Joint(method="MGDA"), domains_problem(weights="sampling"), steps=3)
         assert isinstance(run.model, nn.Module)
+
+
+def train_once(method: LossMethod, problem: fm.Problem, *, suspected: bool, steps: int = 5) -> BranchResult:
+    """Train a branch that is looked at step by step from the start, or not."""
+    training = fm.Training(optimizer=fm.OptimizerOf("Adam", lr=0.01), method=method)
+    with random_state_kept():
+        torch.manual_seed(1)
+        bench = training.bench(SmallNet())
+    bench.suspects.update({"b"} if suspected else ())
+    mixture = fm.Mixture("b", dict.fromkeys(TASKS, 1.0))
+    return train_branch(bench, problem, mixture, bench.initial(), steps=steps, training=training, seed=3)
+
+
+class TestLookingBack:
+    """Loss methods look for what is not finite after a segment, and do it again step by step if they find some."""
+
+    @pytest.mark.parametrize("name", [name for name, kind in METHODS.items() if issubclass(kind, LossMethod)])
+    @pytest.mark.parametrize("oddity", [{}, {"odd": "noise", "how": "poison", "since": 3}], ids=["sound", "poisoned"])
+    def test_the_bits_are_those_of_looking_at_every_step(self, name: str, oddity: dict[str, Any]) -> None:
+        found = [train_once(METHODS[name](), small_problem(**oddity), suspected=known) for known in (False, True)]
+        assert same_state(found[0].state, found[1].state)
+        assert found[0].reports == found[1].reports == ({"not finite": {"noise": 2}} if oddity else {})
+
+    def test_an_error_that_a_spoilt_model_causes_is_not_the_users(self) -> None:
+        def refuse(model: nn.Module, batch: Any, tasks: Any, context: fm.Context) -> Any:
+            if not all(bool(p.isfinite().all()) for p in model.parameters()):
+                raise ValueError("the weights are not finite")
+            return SmallLosses(odd="noise", how="poison", since=2)(model, batch, tasks, context)
+
+        problem = small_problem()
+        streams = [replace(stream, losses=refuse) for stream in problem.stream_map.values()]
+        changed = fm.Problem("target", streams, problem.target_validation)
+        result = train_once(EW(), changed, suspected=False)
+        assert result.state.is_finite()
+        assert result.reports == {"not finite": {"noise": 3}}
+
+    def test_an_error_of_the_users_own_is_raised_at_once(self) -> None:
+        calls = []
+
+        def fail(model: nn.Module, batch: Any, tasks: Any, context: fm.Context) -> Any:
+            calls.append(context.step)
+            if context.step == 2:
+                raise ValueError("mine")
+            return SmallLosses()(model, batch, tasks, context)
+
+        problem = small_problem()
+        streams = [replace(stream, losses=fail) for stream in problem.stream_map.values()]
+        with pytest.raises(ValueError, match="mine"):
+            train_once(EW(), fm.Problem("target", streams, problem.target_validation), suspected=False)
+        assert calls == [0, 1, 2]

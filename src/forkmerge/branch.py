@@ -12,7 +12,7 @@ import torch
 
 from forkmerge.errors import ProblemError, check_name
 from forkmerge.loop import Loop
-from forkmerge.methods._base import Method
+from forkmerge.methods._base import LossMethod, Method
 from forkmerge.order import derive, random_state_kept
 from forkmerge.problem import Problem
 from forkmerge.scoring import device_of
@@ -99,6 +99,11 @@ class Training:
         scaler = torch.amp.GradScaler(device_of(model).type, enabled=self.precision == "float16")
         return Workbench(model, self.optimizer, self.scheduler, scaler)
 
+    @property
+    def weighs_losses(self) -> bool:
+        """Whether branches are trained by a method that sees losses only."""
+        return isinstance(self.method, LossMethod)
+
     def autocast(self, device: torch.device) -> AbstractContextManager[Any]:
         """Return the context a forward pass runs in."""
         if self.precision == "float32":
@@ -142,6 +147,9 @@ def train_branch(
     θ ← θ − η Σ_k ν_k g_k(θ), with the optimizer's rule in place of plain descent (Alg. 2, line 8). The bits do not
     depend on how a stretch of steps is cut into segments, on the loader's workers or on other branches.
 
+    Under a method that weighs losses, nothing is read back in a step. If something turns out not to be finite at the
+    end, the segment is done again from a copy of its start, and every step leaves out the tasks that spoil it.
+
     Args:
         bench: The module and optimizer to work with.
         problem: Where batches and losses come from.
@@ -152,21 +160,52 @@ def train_branch(
         seed: The run's seed.
     """
     started = time.perf_counter()
+    hopeful = training.weighs_losses and len(mixture.active(problem.tasks)) > 1 and mixture.name not in bench.suspects
+    before = state.clone() if hopeful else None
+
+    def train(careful: bool) -> Loop:
+        return _train(bench, problem, mixture, state, range(state.step, state.step + steps), training, seed, careful)
+
+    loop = None
+    try:
+        loop = train(before is None)
+    except Exception:
+        if before is None or state.is_finite(optimizer=True):
+            raise
+    if before is not None and (loop is None or not loop.is_finite or not state.is_finite(optimizer=True)):
+        state.restore(before)
+        bench.suspects.add(mixture.name)
+        loop = train(careful=True)
+    assert loop is not None
+    if not loop.reports:
+        bench.suspects.discard(mixture.name)
+    state.step += steps
+    return BranchResult(
+        state,
+        losses=loop.mean_losses,
+        counts={task: len(losses) for task, losses in loop.losses.items()},
+        seconds=time.perf_counter() - started,
+        untouched=loop.untouched,
+        reports=loop.reports,
+    )
+
+
+def _train(
+    bench: Workbench,
+    problem: Problem,
+    mixture: Mixture,
+    state: State,
+    steps: range,
+    training: Training,
+    seed: int,
+    careful: bool,
+) -> Loop:
     order_seed = seed if training.paired else derive(seed, "branch", mixture.name)
-    span = range(state.step, state.step + steps)
-    loop = Loop(bench, problem, mixture, training, order_seed, span, state.method)
+    loop = Loop(bench, problem, mixture, training, order_seed, steps, state.method, careful=careful)
     bench.attach(state)
     bench.model.train()
     with random_state_kept():
         loop.run()
     bench.drop_gradients()
     bench.capture(state)
-    state.step += steps
-    return BranchResult(
-        state,
-        losses=loop.mean_losses(),
-        counts={task: len(losses) for task, losses in loop.losses.items()},
-        seconds=time.perf_counter() - started,
-        untouched=loop.untouched,
-        reports=loop.reports,
-    )
+    return loop

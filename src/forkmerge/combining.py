@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from forkmerge.ahead import move
 from forkmerge.errors import ProblemError
 from forkmerge.gradients import RepresentationGradients, TaskGradients, TaskLoss
-from forkmerge.methods._base import Array, GramianMethod, LossMethod, MatrixMethod, Method, MethodState, Setup, View
+from forkmerge.methods._base import (
+    Array,
+    GramianMethod,
+    LossMethod,
+    MatrixMethod,
+    Method,
+    MethodState,
+    Setup,
+    View,
+    precise,
+)
 from forkmerge.order import derive, set_random_state
-from forkmerge.sharing import Plans, are_finite
+from forkmerge.sharing import Plans, dense
 from forkmerge.workbench import Workbench
 
 if TYPE_CHECKING:
@@ -27,7 +39,8 @@ class Combiner:
     """Lets a method combine the tasks of a branch, step by step.
 
     A task whose loss or gradient is not finite is left out of the step and reported; so nothing a single task does
-    can make the model's weights NaN.
+    can make the model's weights NaN. Under a loss method that takes reading losses and gradients back in every step,
+    which is done only if `careful`.
 
     Args:
         method: The method.
@@ -36,10 +49,19 @@ class Combiner:
         training: Options common to all branches.
         seed: Of the method's randomness.
         state: Saved with the branch and changed in place: the method's own, and which parameters are shared.
+        careful: Whether a loss method's steps are looked at one by one.
     """
 
     def __init__(
-        self, method: Method, setup: Setup, bench: Workbench, training: Training, seed: int, state: MethodState
+        self,
+        method: Method,
+        setup: Setup,
+        bench: Workbench,
+        training: Training,
+        seed: int,
+        state: MethodState,
+        *,
+        careful: bool = True,
     ) -> None:
         if method.needs_target and setup.target is None:
             raise ProblemError(
@@ -47,9 +69,12 @@ class Combiner:
                 f"{', '.join(setup.tasks)} leaves out: give the target a weight there, or choose another method."
             )
         self.method, self.setup, self.bench, self.training, self.seed = method, setup, bench, training, seed
+        self.careful = careful
         if not state:
             state.update(own=method.start(setup), shared=[])
         self.own: MethodState = state["own"]
+        if isinstance(method, LossMethod):  # a state read from disk is on the CPU
+            self.own.update({key: move(value, setup.device) for key, value in self.own.items() if _is_placed(value)})
         self.plans = Plans(state["shared"])
         self.reports: dict[str, dict[str, int]] = {}
 
@@ -67,37 +92,50 @@ class Combiner:
         counts = self.reports.setdefault(what, {})
         counts[task] = counts.get(task, 0) + 1
 
-    def _view(self, tasks: list[str], losses: Array, step: int, probe: Probe) -> View:
+    def _view(self, tasks: list[str], losses: Array | Tensor, step: int, probe: Probe) -> View:
         return View(
             setup=self.setup,
             present=tuple(self.setup.tasks.index(task) for task in tasks),
-            losses=losses,
+            given=losses,
             step=step,
-            lr=float(self.bench.optimizer.param_groups[0]["lr"]),
+            lr=self.bench.optimizer.param_groups[0]["lr"],
             seed=derive(self.seed, "method", step),
             probe=probe,
         )
 
     def _weigh_losses(self, method: LossMethod, micros: Micros, present: list[str], step: int, probe: Probe) -> None:
-        losses = np.array(_sums(micros, present).tolist())  # the one read-back of a step
-        good = np.isfinite(losses)
-        for task in np.array(present)[~good]:
-            self.report("not finite", str(task))
-        tasks = [task for task, fine in zip(present, good, strict=True) if fine]
-        if not tasks:
-            return
-        weights = self._checked(method.weights(self._view(tasks, losses[good], step, probe), self.own), len(tasks))
-        factors = dict(zip(tasks, weights.tolist(), strict=True))
-        parts = [item.scaled * factors[item.task] for items in micros for item in items if item.task in factors]
-        total = parts[0]
-        for part in parts[1:]:
-            total = total + part
+        if self.careful:
+            micros, present = self._with_finite_losses(micros, present)
+            if not present:
+                return
+        items = [item for losses in micros for item in losses]
+        parts = torch.stack([item.scaled for item in items])
+        # Mostly there is one part per task, in the tasks' order.
+        simple = [item.task for item in items] == present
+        losses = (parts.detach() if simple else _sums(micros, present)).to(precise(self.setup.device))
+        found = method.weights(losses, self._view(present, losses, step, probe), self.own)
+        weights = torch.as_tensor(found, dtype=losses.dtype, device=losses.device)
+        self._check_shape(weights, len(present))
+        if self.careful and not bool(weights.isfinite().all()):
+            self.report(self._fallback(), "all tasks")
+            weights = torch.ones_like(losses)
+        factors = weights if simple else weights[[present.index(item.task) for item in items]]
+        total = torch.dot(parts, factors.to(parts))
         if not total.requires_grad:
             return
         self.bench.scaler.scale(total).backward()
         # An enabled scaler looks for itself, and skips the step.
-        if not self.bench.scaler.is_enabled() and not are_finite(self._gradients()):
-            self._leave_out_bad(factors, probe)
+        if self.careful and not self.bench.scaler.is_enabled() and not _are_finite(self._gradients()):
+            self._leave_out_bad(dict(zip(present, weights.tolist(), strict=True)), probe)
+
+    def _with_finite_losses(self, micros: Micros, present: list[str]) -> tuple[Micros, list[str]]:
+        """Leave out tasks whose loss is not finite, and report them."""
+        finite = _sums(micros, present).isfinite().tolist()
+        good = [task for task, fine in zip(present, finite, strict=True) if fine]
+        for task in present:
+            if task not in good:
+                self.report("not finite", task)
+        return [[item for item in losses if item.task in good] for losses in micros], good
 
     def _gradients(self) -> list[Tensor]:
         return [p.grad for p in self.bench.layout.parameters if p.grad is not None]
@@ -107,7 +145,7 @@ class Combiner:
         self.bench.optimizer.zero_grad(set_to_none=True)
         for task, factor in factors.items():
             gradient = probe.gradient({self.setup.tasks.index(task): factor})
-            if not are_finite([g for g in gradient if g is not None]):
+            if not _are_finite([g for g in gradient if g is not None]):
                 self.report("not finite", task)
                 continue
             for parameter, g in zip(self.bench.layout.parameters, gradient, strict=True):
@@ -182,15 +220,18 @@ class Combiner:
     def _checked(self, weights: Any, tasks: int) -> Array:
         """Return weights if they are K finite numbers; equal ones stand in for those that are not finite."""
         values: Array = np.asarray(weights, dtype=np.float64)
-        if values.shape != (tasks,):
-            raise ProblemError(
-                f"{type(self.method).__name__} must return one weight per task of the step, [{tasks}], "
-                f"got an array of shape {list(values.shape)}."
-            )
+        self._check_shape(values, tasks)
         if not np.isfinite(values).all():
             self.report(self._fallback(), "all tasks")
             return np.ones(tasks)
         return values
+
+    def _check_shape(self, weights: Array | Tensor, tasks: int) -> None:
+        if tuple(weights.shape) != (tasks,):
+            raise ProblemError(
+                f"{type(self.method).__name__} must return one weight per task of the step, [{tasks}], "
+                f"got shape {list(weights.shape)}."
+            )
 
     def _fallback(self) -> str:
         return f"summed, because what {type(self.method).__name__} made of it was not finite"
@@ -204,6 +245,15 @@ def _sums(micros: Micros, present: list[str]) -> Tensor:
             value = item.scaled.detach()
             sums[item.task] = sums[item.task] + value if item.task in sums else value
     return torch.stack([sums[task] for task in present])
+
+
+def _are_finite(tensors: Sequence[Tensor]) -> bool:
+    return all(bool(tensor.isfinite().all()) for tensor in map(dense, tensors))
+
+
+def _is_placed(value: object) -> bool:
+    """Whether an entry of a method's state is a tensor or a list of them; what is nested deeper looks after itself."""
+    return isinstance(value, Tensor) or (isinstance(value, list) and all(isinstance(item, Tensor) for item in value))
 
 
 def _read_back(gradients: TaskGradients, sums: Tensor) -> tuple[Array, Array, Array]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import ExitStack, closing
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,6 +36,7 @@ class Loop:
         seed: Of the order of examples and all randomness.
         steps: The global steps to do.
         method_state: The method's state, changed in place; empty before the first step.
+        careful: Whether a loss method's steps are looked at one by one, for tasks that are not finite.
     """
 
     def __init__(
@@ -45,6 +48,8 @@ class Loop:
         seed: int,
         steps: range,
         method_state: MethodState,
+        *,
+        careful: bool = True,
     ) -> None:
         self.bench, self.problem, self.mixture = bench, problem, mixture
         self.training, self.seed, self.steps = training, seed, steps
@@ -58,7 +63,7 @@ class Loop:
         )
         self.combiner: Combiner | None = None
         if self.method is not None:
-            self.combiner = Combiner(self.method, self.setup, bench, training, seed, method_state)
+            self.combiner = Combiner(self.method, self.setup, bench, training, seed, method_state, careful=careful)
         self._cuts = self.method is not None and not isinstance(self.method, LossMethod)
         self.last_batches: list[Reading] = []
 
@@ -90,8 +95,14 @@ class Loop:
         """How often a task's gradient was odd, by what was odd and by task."""
         return {} if self.combiner is None else self.combiner.reports
 
+    @property
+    def is_finite(self) -> bool:
+        """Whether every mean loss is a finite number."""
+        return all(map(math.isfinite, self.mean_losses.values()))
+
+    @cached_property
     def mean_losses(self) -> dict[str, float]:
-        """The mean loss of every task over the segment: the only read-back of plain training."""
+        """The mean loss of every task over the segment, once it is over: the only read-back of plain training."""
         return {task: torch.stack(losses).float().mean().item() for task, losses in self.losses.items()}
 
     def losses_of(

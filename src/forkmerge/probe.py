@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from forkmerge.errors import ProblemError
 from forkmerge.feed import batches
 from forkmerge.gradients import TaskGradients, TaskLoss, task_gradient
+from forkmerge.methods._base import precise
 from forkmerge.order import derive
 
 if TYPE_CHECKING:
@@ -36,14 +37,12 @@ class Probe:
 
     Attributes:
         step: The global step.
-        lr: The model's current learning rate.
         setup: The tasks.
     """
 
     def __init__(self, loop: Loop, step: int) -> None:
         self._loop, self.step, self.setup = loop, step, loop.setup
         self._beside: tuple[TaskGradients, list[int], float] | None = None
-        self.lr = float(loop.bench.optimizer.param_groups[0]["lr"])
 
     def beside(self, gradients: TaskGradients, rows: list[int], scale: float) -> Probe:
         """Remember the gradients of the step's tasks, of which the method sees the given rows."""
@@ -51,20 +50,23 @@ class Probe:
         return self
 
     @property
+    def lr(self) -> float:
+        """The model's current learning rate."""
+        return float(self._loop.bench.optimizer.param_groups[0]["lr"])
+
+    @property
     def parameters(self) -> list[nn.Parameter]:
         """All trainable parameters."""
         return self._loop.bench.layout.parameters
 
-    def losses(self, which: Which = "this") -> tuple[list[int], Array]:
-        """Return the tasks that have a label, as positions, and their weighted losses, at the current weights."""
+    def losses(self, which: Which = "this") -> Tensor:
+        """Return the weighted losses of all tasks at the current weights; NaN stands for a task without a label."""
         with torch.no_grad():
             found = self._sums(self._compute(which, self.setup.tasks))
-        present = [i for i, task in enumerate(self.setup.tasks) if task in found]
-        if not present:
-            return [], np.zeros(0)
-        return present, np.array(torch.stack([found[self.setup.tasks[i]] for i in present]).tolist())
+        missing = torch.full((), torch.nan, device=self.setup.device)
+        return torch.stack([found.get(task, missing) for task in self.setup.tasks]).to(precise(self.setup.device))
 
-    def gradient(self, weights: Mapping[int, float], which: Which = "this") -> list[Tensor | None]:
+    def gradient(self, weights: Mapping[int, float | Tensor], which: Which = "this") -> list[Tensor | None]:
         """Return ∇ Σ w_i L_i for every trainable parameter, at the current weights."""
         found = self._sums(self._compute(which, [self.setup.tasks[i] for i in weights]))
         parts = [found[self.setup.tasks[i]] * weight for i, weight in weights.items() if self.setup.tasks[i] in found]
@@ -140,13 +142,13 @@ class Probe:
         return [groups.get(id(parameter), {"lr": 0.0}) for parameter in self.parameters]
 
     @contextmanager
-    def moved(self, direction: Direction, scale: float) -> Iterator[None]:
+    def moved(self, direction: Direction, scale: float | Tensor) -> Iterator[None]:
         """Work at θ + scale·direction; the weights come back bit for bit."""
         # Through .data, as a graph of the step may be waiting for its backward pass with these very weights.
         pairs = [(p.data, d) for p, d in zip(self.parameters, direction, strict=True) if d is not None]
         saved = [value.clone() for value, _ in pairs]
         for value, d in pairs:
-            value.add_(d, alpha=scale)
+            value.add_(d * scale)
         try:
             yield
         finally:

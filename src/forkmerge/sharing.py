@@ -91,7 +91,7 @@ class SharedLayout:
         missing = [view for view, gradient in pairs if gradient is None]
         if missing:
             torch._foreach_zero_(missing)
-        found = [(view, _dense(gradient)) for view, gradient in pairs if gradient is not None]
+        found = [(view, dense(gradient)) for view, gradient in pairs if gradient is not None]
         if found:
             torch._foreach_copy_([view for view, _ in found], [gradient for _, gradient in found])
 
@@ -104,7 +104,7 @@ class SharedLayout:
         for place, i in zip(self.layout.places, self.positions, strict=True):
             value = values[i]
             if value is not None:
-                place.view(vectors[place.row]).copy_(_dense(value))
+                place.view(vectors[place.row]).copy_(dense(value))
         return vectors
 
     def assign(self, directions: dict[str, Tensor]) -> None:
@@ -113,7 +113,8 @@ class SharedLayout:
             parameter.grad = place.view(directions[place.row])
 
 
-def _dense(gradient: Tensor) -> Tensor:
+def dense(gradient: Tensor) -> Tensor:
+    """Return a gradient as an ordinary tensor."""
     return gradient.to_dense() if gradient.is_sparse else gradient
 
 
@@ -127,8 +128,3 @@ def total_of(gradients: Sequence[Tensor]) -> Tensor:
     if not parts:
         return torch.zeros(())
     return parts[0] if len(parts) == 1 else torch.stack([part.to(parts[0].device) for part in parts]).sum()
-
-
-def are_finite(gradients: Sequence[Tensor]) -> bool:
-    """Whether no entry is infinite or NaN: one read-back."""
-    return bool(total_of(gradients).isfinite())

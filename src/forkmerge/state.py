@@ -127,10 +127,19 @@ class State:
         self.reset_optimizer()
         self.method = {}
 
-    def is_finite(self) -> bool:
-        """Whether no parameter is infinite or NaN."""
+    def restore(self, other: State) -> None:
+        """Become another state, keeping the memory of the parameter rows."""
+        for name, row in self.rows.items():
+            row.copy_(other.rows[name])
+        for item in fields(self):
+            if item.name != "rows":
+                setattr(self, item.name, getattr(other, item.name))
+
+    def is_finite(self, *, optimizer: bool = False) -> bool:
+        """Whether no parameter, nor the optimizer's memory if asked for, is infinite or NaN."""
+        rows = [*self.rows.values(), *(self.optimizer_rows.values() if optimizer else ())]
         # In pieces: on a whole row the test's own temporaries would be the peak of a run's memory.
-        return all(bool(torch.isfinite(piece).all()) for row in self.rows.values() for piece in row.split(_PIECE))
+        return all(_is_finite(piece) for row in rows for piece in row.split(_PIECE))
 
     def to_value(self) -> dict[str, Any]:
         """Return plain nested data (with tensors) for the store."""
@@ -140,6 +149,14 @@ class State:
     def from_value(cls, value: dict[str, Any]) -> State:
         """Return the state that `to_value` described."""
         return cls(**value)
+
+
+def _is_finite(values: Tensor) -> bool:
+    if not values.is_floating_point() and not values.is_complex():
+        return True
+    # A sum is the cheapest look; it may overflow where no entry is infinite.
+    total = torch.sum(values, dtype=torch.promote_types(values.dtype, torch.float32))
+    return bool(total.isfinite()) or bool(values.isfinite().all())
 
 
 def check_same_parameters(signatures: Sequence[dict[str, list[int]]], names: Sequence[str]) -> None:

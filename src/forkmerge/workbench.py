@@ -33,6 +33,9 @@ class Workbench:
         optimizer: Makes the optimizer from the module.
         scheduler: Makes the scheduler from the optimizer; it is stepped once per global step.
         scaler: Scales losses for float16; a disabled one by default.
+
+    Attributes:
+        suspects: Branches in whose last segment something was not finite: a hint where to look step by step.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class Workbench:
         self.scheduler = make_scheduler(scheduler, self.optimizer)
         self.scaler = scaler or torch.amp.GradScaler("cpu", enabled=False)
         self.own_buffers = {name: buffer.clone() for _, _, name, buffer in self._buffers()}
+        self.suspects: set[str] = set()
         self._index = {id(parameter): i for i, parameter in enumerate(self.layout.parameters)}
 
     def initial(self) -> State:

@@ -6,10 +6,11 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
+import torch
+from torch import Tensor
 
 from forkmerge.errors import ProblemError
-from forkmerge.methods._base import Array, LossMethod, MethodState, Setup, View
+from forkmerge.methods._base import LossMethod, MethodState, Setup, View, constant, pick
 from forkmerge.solvers import arml_step
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class ARML(LossMethod):
 
     def start(self, setup: Setup) -> MethodState:
         """Start from weights of 1."""
-        return {"weights": [1.0] * len(setup.tasks)}
+        return {"weights": constant(1.0, setup)}
 
     def before_step(self, probe: Probe, state: MethodState) -> None:
         """Move a, every 20th step."""
@@ -66,13 +67,14 @@ class ARML(LossMethod):
         target = probe.setup.target
         if target not in present:
             return
-        weights = np.array(state["weights"])
+        weights = state["weights"].cpu().double().numpy().copy()
         weights[present] = arml_step(gramian, present.index(target), weights[present], self.lr)
-        state["weights"] = weights.tolist()
+        state["weights"] = torch.from_numpy(weights).to(state["weights"])
 
-    def weights(self, view: View, state: MethodState) -> Array:
+    def weights(self, losses: Tensor, view: View, state: MethodState) -> Tensor:
         """Return a, and 1 for the target."""
-        return np.array(state["weights"])[view.indices]
+        del losses
+        return pick(state["weights"], view)
 
     def after_step(self, probe: Probe, state: MethodState) -> None:
         """Add the noise, if there is any."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
 import torch
+from torch import Tensor
 
 from forkmerge.errors import ProblemError
-from forkmerge.methods._base import Array, LossMethod, MethodState, Setup, View, adam
+from forkmerge.methods._base import LossMethod, MethodState, Setup, View, adam, constant, pick
 
 if TYPE_CHECKING:
     from forkmerge.probe import Probe
@@ -55,27 +55,27 @@ class AutoLambda(LossMethod):
 
     def start(self, setup: Setup) -> MethodState:
         """Start from equal λ."""
-        return {"weights": [self.initial] * len(setup.tasks)}
+        return {"weights": constant(self.initial, setup)}
 
     def before_step(self, probe: Probe, state: MethodState) -> None:
         """Look one step ahead, and move λ."""
         assert probe.setup.target is not None
-        step = probe.descent(probe.gradient(dict(enumerate(state["weights"]))))
+        step = probe.descent(probe.gradient(dict(enumerate(state["weights"].unbind()))))
         with probe.moved(probe.at_own_rates(step), -probe.lr):
             ahead = probe.gradient({probe.setup.target: 1.0}, self.look_at)
         parts = [part.norm() for part in ahead if part is not None]
-        length = float(torch.stack(parts).norm()) if parts else 0.0
-        if not (np.isfinite(length) and length > 0):
+        if not parts:
             return
-        reach, ahead = 0.01 / length, probe.at_own_rates(ahead)
+        # Where d is zero or not finite so is what follows, and λ stays.
+        reach, ahead = 0.01 / torch.stack(parts).norm(), probe.at_own_rates(ahead)
         with probe.moved(ahead, reach):
-            present, above = probe.losses()
+            above = probe.losses()
         with probe.moved(ahead, -reach):
-            _, below = probe.losses()
-        slopes = np.full(len(state["weights"]), np.nan)
-        slopes[present] = -probe.lr * (above - below) / (2 * reach)
-        adam(state, "weights", np.where(np.isfinite(slopes), slopes, np.nan), self.lr)
+            below = probe.losses()
+        slopes = -probe.lr * (above - below) / (2 * reach)
+        adam(state, "weights", torch.where(slopes.isfinite(), slopes, torch.nan), self.lr)
 
-    def weights(self, view: View, state: MethodState) -> Array:
+    def weights(self, losses: Tensor, view: View, state: MethodState) -> Tensor:
         """Return λ."""
-        return np.array(state["weights"])[view.indices]
+        del losses
+        return pick(state["weights"], view)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -47,20 +46,25 @@ class View:
     Args:
         setup: What it knew before.
         present: Positions in `setup.tasks` of the K tasks of this step, ascending.
-        losses: Their losses, times the branch's task weights, [K].
+        given: Their losses, times the branch's task weights, [K].
         step: The global step.
-        lr: The model's current learning rate.
+        lr: The model's current learning rate; a tensor where the optimizer keeps it as one.
         seed: Of this step's randomness for the method.
         probe: Extra passes through the model, should the method need some.
     """
 
     setup: Setup
     present: tuple[int, ...]
-    losses: Array
+    given: Array | Tensor
     step: int
-    lr: float
+    lr: float | Tensor
     seed: int
     probe: Probe
+
+    @cached_property
+    def losses(self) -> Array:
+        """The losses as numbers. A loss method gets a tensor, and would make the host wait if it asked for them."""
+        return self.given.double().cpu().numpy() if isinstance(self.given, Tensor) else self.given
 
     @cached_property
     def generator(self) -> torch.Generator:
@@ -107,13 +111,18 @@ class Method(ABC):  # noqa: B024 - its three kinds below have the abstract metho
 
 
 class LossMethod(Method):
-    """Weights that do not depend on this step's gradients: one backward pass, over the weighted sum of losses."""
+    """Weights that do not depend on this step's gradients: one backward pass, over the weighted sum of losses.
+
+    Losses and weights are tensors on the model's device, in the precision of `precise`, and nothing is read back to
+    the host in a step. So whether all is finite is looked at after a segment of steps; if not, the segment is done
+    again from a copy of the branch, and every step leaves out the tasks that spoil it.
+    """
 
     weighs_heads: ClassVar[bool] = True
 
     @abstractmethod
-    def weights(self, view: View, state: MethodState) -> Array:
-        """Return the weights of the losses, [K]."""
+    def weights(self, losses: Tensor, view: View, state: MethodState) -> Tensor:
+        """Return the weights of the losses [K], given the losses, both [K]."""
 
 
 class GramianMethod(Method):
@@ -142,27 +151,60 @@ def has_hook(method: Method, name: str) -> bool:
     return getattr(type(method), name) is not getattr(Method, name)
 
 
+def precise(device: torch.device) -> torch.dtype:
+    """The type that methods compute in: float64 where the device has it."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def constant(value: float, setup: Setup) -> Tensor:
+    """Return a number for every task of the branch, where losses live."""
+    return torch.full((len(setup.tasks),), value, dtype=precise(setup.device), device=setup.device)
+
+
 def adam(
-    state: MethodState, name: str, gradient: Array, lr: float, *, weight_decay: float = 0.0, beta2: float = 0.999
+    state: MethodState,
+    name: str,
+    gradient: Tensor,
+    lr: float | Tensor,
+    *,
+    weight_decay: float = 0.0,
+    beta2: float = 0.999,
 ) -> None:
-    """Take one Adam step on the list `state[name]`, its moments in the state (Kingma and Ba, 2015, Alg. 1).
+    """Take one Adam step on the vector `state[name]`, its moments in the state (Kingma and Ba, 2015, Alg. 1).
 
     An entry whose gradient is NaN stays as it is, its moments and its count of steps too: a task without a label.
     """
-    values: list[float] = state[name]
-    moments = state.setdefault(f"{name}_adam", [[0.0, 0.0, 0] for _ in values])
-    for i, slope in enumerate(gradient.tolist()):  # plain numbers: for a handful of tasks arrays cost ten times more
-        if slope != slope:
-            continue
-        slope += weight_decay * values[i]
-        first, second, steps = moments[i]
-        first, second, steps = 0.9 * first + 0.1 * slope, beta2 * second + (1 - beta2) * slope * slope, steps + 1
-        values[i] -= lr * (first / (1 - 0.9**steps)) / (math.sqrt(second / (1 - beta2**steps)) + 1e-8)
-        moments[i] = [first, second, steps]
+    values: Tensor = state[name]
+    averages: Tensor | None = state.get(f"{name}_adam")
+    if averages is None:
+        averages = values.new_zeros(4, len(values))
+    slope = gradient.add(values, alpha=weight_decay) if weight_decay else gradient
+    one = torch.ones_like(slope)
+    # Running averages of the gradient, its square, and of 1, by which both are divided for their start at 0.
+    new = torch.lerp(
+        torch.stack([slope, slope * slope, one, one]), averages, _rates(beta2, values.dtype, values.device)
+    )
+    first, second, first_weight, second_weight = new.unbind()
+    moved = values - lr * (first / first_weight).div_((second / second_weight).sqrt_().add_(1e-8))
+    known = gradient == gradient
+    state[name] = torch.where(known, moved, values)
+    state[f"{name}_adam"] = torch.where(known, new, averages)
 
 
-def spread(values: Array, view: View, default: float = np.nan) -> Array:
-    """Spread the values of this step's K tasks over all tasks of the branch, the others at `default`."""
-    result = np.full(len(view.setup.tasks), default)
+@lru_cache(maxsize=16)
+def _rates(beta2: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.tensor([[0.9], [beta2], [0.9], [beta2]], dtype=dtype, device=device)
+
+
+def pick(values: Tensor, view: View) -> Tensor:
+    """Return the values of this step's K tasks, out of one per task of the branch."""
+    return values if len(view.present) == len(view.setup.tasks) else values[view.indices]
+
+
+def spread(values: Tensor, view: View) -> Tensor:
+    """Spread the values of this step's K tasks over all tasks of the branch, the others at NaN."""
+    if len(view.present) == len(view.setup.tasks):
+        return values
+    result = values.new_full((len(view.setup.tasks),), torch.nan)
     result[view.indices] = values
     return result

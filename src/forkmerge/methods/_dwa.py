@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
+import torch
+from torch import Tensor
 
-from forkmerge.methods._base import Array, LossMethod, MethodState, Setup, View
+from forkmerge.methods._base import LossMethod, MethodState, Setup, View, constant, pick, spread
 
 
 @dataclass(frozen=True)
@@ -33,25 +34,20 @@ class DWA(LossMethod):
 
     def start(self, setup: Setup) -> MethodState:
         """Start with no epoch behind."""
-        zeros = [0.0] * len(setup.tasks)
-        return {"epoch": -1, "sums": zeros, "counts": list(zeros), "means": []}
+        return {"epoch": -1, "sums": constant(0.0, setup), "counts": constant(0.0, setup), "means": []}
 
-    def weights(self, view: View, state: MethodState) -> Array:
+    def weights(self, losses: Tensor, view: View, state: MethodState) -> Tensor:
         """Return the epoch's weights, and add the step's losses to its sums."""
         self._turn(view, state)
-        sums, counts = np.array(state["sums"]), np.array(state["counts"])
-        sums[view.indices] += view.losses
-        counts[view.indices] += 1
-        state.update(sums=sums.tolist(), counts=counts.tolist())
+        shown = spread(losses, view)
+        known = shown == shown
+        state.update(sums=state["sums"] + torch.where(known, shown, 0.0), counts=state["counts"] + known)
         if len(state["means"]) < 2:
-            return np.ones(len(view.present))
-        older, newer = (np.array(means)[view.indices] for means in state["means"])
-        with np.errstate(all="ignore"):
-            rates = newer / older
-        rates = np.where(np.isfinite(rates), rates, 1.0)  # a task that an epoch did not show, or whose loss was 0
-        powers = np.exp((rates - rates.max()) / self.temperature)
-        weights: Array = len(rates) * powers / powers.sum()
-        return weights
+            return torch.ones_like(losses)
+        older, newer = (pick(means, view) for means in state["means"])
+        rates = newer / older
+        rates = torch.where(rates.isfinite(), rates, 1.0)  # a task that an epoch did not show, or whose loss was 0
+        return len(losses) * torch.softmax(rates / self.temperature, 0)
 
     def _turn(self, view: View, state: MethodState) -> None:
         """Close the epoch if this step begins another."""
@@ -59,8 +55,6 @@ class DWA(LossMethod):
         if epoch == state["epoch"]:
             return
         if state["epoch"] >= 0:
-            with np.errstate(all="ignore"):
-                means = (np.array(state["sums"]) / np.array(state["counts"])).tolist()
-            state["means"] = [*state["means"], means][-2:]
-        zeros = [0.0] * len(view.setup.tasks)
-        state.update(epoch=epoch, sums=zeros, counts=list(zeros))
+            state["means"] = [*state["means"], state["sums"] / state["counts"]][-2:]
+        zeros = constant(0.0, view.setup)
+        state.update(epoch=epoch, sums=zeros, counts=zeros)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
+import torch
+from torch import Tensor
 
-from forkmerge.methods._base import Array, LossMethod, MethodState, View
+from forkmerge.methods._base import LossMethod, MethodState, View
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class EW(LossMethod):
         Caruana, Multitask Learning, Machine Learning 28, 1997.
     """
 
-    def weights(self, view: View, state: MethodState) -> Array:
+    def weights(self, losses: Tensor, view: View, state: MethodState) -> Tensor:
         """Return ones."""
-        del state
-        return np.ones(len(view.present))
+        del view, state
+        return torch.ones_like(losses)

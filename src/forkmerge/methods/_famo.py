@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
+import torch
+from torch import Tensor
 
-from forkmerge.methods._base import Array, LossMethod, MethodState, Setup, View, adam, spread
+from forkmerge.methods._base import LossMethod, MethodState, Setup, View, adam, constant, pick, spread
 
 if TYPE_CHECKING:
     from forkmerge.probe import Probe
@@ -46,37 +47,25 @@ class FAMO(LossMethod):
 
     def start(self, setup: Setup) -> MethodState:
         """Start from equal z."""
-        return {"logits": [0.0] * len(setup.tasks), "before": []}
+        return {"logits": constant(0.0, setup), "before": None}
 
-    def weights(self, view: View, state: MethodState) -> Array:
+    def weights(self, losses: Tensor, view: View, state: MethodState) -> Tensor:
         """Return c z/L, and remember L."""
-        state["before"] = spread(view.losses, view).tolist()
-        shares = _softmax(np.array(state["logits"])[view.indices]) / self._shifted(view.losses)
-        weights: Array = shares / shares.sum()
-        return weights
+        state["before"] = spread(losses, view)
+        shares = torch.softmax(pick(state["logits"], view), 0) / self._shifted(losses)
+        return shares / shares.sum()
 
     def after_step(self, probe: Probe, state: MethodState) -> None:
         """Compare the losses on the same batch, and move ξ."""
-        if not state["before"]:
+        before: Tensor | None = state["before"]
+        if before is None:
             return
-        before, after = np.array(state["before"]), np.full(len(state["before"]), np.nan)
-        state["before"] = []
-        present, losses = probe.losses()
-        after[present] = losses
-        known = np.isfinite(before) & np.isfinite(after)
-        if not known.any():
-            return
-        gains = np.log(self._shifted(before[known])) - np.log(self._shifted(after[known]))
-        shares = _softmax(np.array(state["logits"])[known])
-        gradient = np.full(len(before), np.nan)
-        gradient[known] = shares * (gains - shares @ gains)
-        adam(state, "logits", gradient, self.lr, weight_decay=self.decay)
+        state["before"] = None
+        gains = self._shifted(before).log_() - self._shifted(probe.losses()).log_()
+        known = gains.isfinite()  # without a label, or a finite loss, before and after, ξ of a task stays
+        shares = torch.softmax(torch.where(known, state["logits"], -torch.inf), 0)
+        mean = shares @ torch.where(known, gains, 0.0)
+        adam(state, "logits", shares * (gains - mean), self.lr, weight_decay=self.decay)
 
-    def _shifted(self, losses: Array) -> Array:
-        return np.maximum(losses - self.lower_bound, _SMALLEST)
-
-
-def _softmax(values: Array) -> Array:
-    powers = np.exp(values - values.max())
-    result: Array = powers / powers.sum()
-    return result
+    def _shifted(self, losses: Tensor) -> Tensor:
+        return (losses - self.lower_bound).clamp_min_(_SMALLEST)

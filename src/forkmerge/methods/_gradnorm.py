@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from forkmerge.methods._base import Array, GramianMethod, MethodState, Setup, View, adam, spread
 
@@ -41,20 +42,20 @@ class GradNorm(GramianMethod):
 
     def start(self, setup: Setup) -> MethodState:
         """Start from weights of 1."""
-        return {"weights": [1.0] * len(setup.tasks), "first": [None] * len(setup.tasks)}
+        return {"weights": torch.ones(len(setup.tasks), dtype=torch.float64), "first": [None] * len(setup.tasks)}
 
     def weights(self, gramian: Array, view: View, state: MethodState) -> Array:
         """Return w, and move it."""
-        weights = np.array(state["weights"])[view.indices]
+        weights: Array = state["weights"].numpy()[view.indices]
         for i, loss in zip(view.indices, view.losses.tolist(), strict=True):
             if state["first"][i] is None:
                 state["first"][i] = loss
         norms = np.sqrt(np.diagonal(gramian))
         sizes = weights * norms
         goals = sizes.mean() * self._rates(view, state) ** self.alpha
-        adam(state, "weights", spread(np.sign(sizes - goals) * norms, view), self.lr)
-        moved = np.maximum(np.array(state["weights"]), 0.0)
-        state["weights"] = (moved * len(moved) / moved.sum() if moved.any() else np.ones_like(moved)).tolist()
+        adam(state, "weights", spread(torch.from_numpy(np.sign(sizes - goals) * norms), view), self.lr)
+        moved = np.maximum(state["weights"].numpy(), 0.0)
+        state["weights"] = torch.from_numpy(moved * len(moved) / moved.sum() if moved.any() else np.ones_like(moved))
         return weights
 
     def _rates(self, view: View, state: MethodState) -> Array:

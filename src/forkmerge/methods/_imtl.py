@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from forkmerge.methods._base import (
     Array,
@@ -14,6 +16,8 @@ from forkmerge.methods._base import (
     Setup,
     View,
     adam,
+    constant,
+    pick,
     spread,
 )
 from forkmerge.solvers import imtl_g
@@ -46,11 +50,11 @@ class IMTL_L(LossMethod):
 
     def start(self, setup: Setup) -> MethodState:
         """Start from scales of 1."""
-        return {"logs": [0.0] * len(setup.tasks)}
+        return {"logs": constant(0.0, setup)}
 
-    def weights(self, view: View, state: MethodState) -> Array:
+    def weights(self, losses: Tensor, view: View, state: MethodState) -> Tensor:
         """Return e^s, and move s."""
-        return _scale_losses(view, state, view.lr if self.lr is None else self.lr)
+        return _scale_losses(losses, view, state, self.lr)
 
 
 @dataclass(frozen=True)
@@ -100,11 +104,11 @@ class IMTL(GramianMethod):
 
     def start(self, setup: Setup) -> MethodState:
         """Start from scales of 1."""
-        return {"logs": [0.0] * len(setup.tasks), "scales": []}
+        return {"logs": torch.zeros(len(setup.tasks), dtype=torch.float64), "scales": []}
 
     def weights(self, gramian: Array, view: View, state: MethodState) -> Array:
         """Return w h, and move s."""
-        scales = _scale_losses(view, state, view.lr if self.lr is None else self.lr)
+        scales: Array = _scale_losses(torch.from_numpy(view.losses), view, state, self.lr).numpy()
         state["scales"] = scales.tolist()
         return imtl_g(gramian * scales * scales[:, None]) * scales
 
@@ -114,7 +118,7 @@ class IMTL(GramianMethod):
         return np.array(state["scales"])
 
 
-def _scale_losses(view: View, state: MethodState, lr: float) -> Array:
-    scales: Array = np.exp(np.array(state["logs"])[view.indices])
-    adam(state, "logs", spread(scales * view.losses - 1, view), lr)
+def _scale_losses(losses: Tensor, view: View, state: MethodState, lr: float | None) -> Tensor:
+    scales = torch.exp(pick(state["logs"], view))
+    adam(state, "logs", spread(scales * losses - 1, view), view.lr if lr is None else lr)
     return scales

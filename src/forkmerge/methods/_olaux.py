@@ -64,7 +64,7 @@ class OL_AUX(GramianMethod):
             sums[view.indices] += products
         state["steps"] += 1
         if state["steps"] == self.every:
-            weights += self.beta * (1.0 if self.cosine else view.lr) * sums
+            weights += self.beta * (1.0 if self.cosine else float(view.lr)) * sums
             sums, state["steps"] = np.zeros_like(sums), 0
         state.update(weights=weights.tolist(), sums=sums.tolist())
         return used

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from forkmerge.errors import ProblemError
-from forkmerge.methods._base import Array, LossMethod, MethodState, View
+from forkmerge.methods._base import LossMethod, MethodState, View
 
 
 @dataclass(frozen=True)
@@ -38,15 +39,17 @@ class RLW(LossMethod):
         if self.distribution not in ("normal", "uniform", "dirichlet"):
             raise ProblemError(f"distribution must be normal, uniform or dirichlet, got {self.distribution!r}.")
 
-    def weights(self, view: View, state: MethodState) -> Array:
+    def weights(self, losses: Tensor, view: View, state: MethodState) -> Tensor:
         """Return the step's draw."""
         del state
-        size, generator = len(view.present), view.generator
+        return self._drawn(len(losses), view.generator).to(losses, non_blocking=True)
+
+    def _drawn(self, size: int, generator: torch.Generator) -> Tensor:
         if self.distribution == "normal":
             drawn = torch.randn(size, generator=generator, dtype=torch.float64)
         else:
             drawn = torch.rand(size, generator=generator, dtype=torch.float64)
         if self.distribution == "dirichlet":
             drawn = -torch.log1p(-drawn)
-            return (drawn / drawn.sum()).numpy() if drawn.sum() > 0 else torch.full_like(drawn, 1 / size).numpy()
-        return torch.softmax(drawn, 0).numpy()
+            return drawn / drawn.sum() if drawn.sum() > 0 else torch.full_like(drawn, 1 / size)
+        return torch.softmax(drawn, 0)

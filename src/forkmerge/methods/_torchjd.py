@@ -7,7 +7,6 @@ import inspect
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
 import torch
 import torchjd
 from torch import Tensor, nn
@@ -25,6 +24,10 @@ from forkmerge.methods._base import (
     Setup,
     View,
     adam,
+    constant,
+    pick,
+    precise,
+    spread,
 )
 from forkmerge.methods._module_state import export_state, import_state, opaque_attributes
 from forkmerge.methods._torchjd_names import build_named
@@ -125,27 +128,24 @@ class TorchJDScalarizer(_Adapter, LossMethod):
 
     def start(self, setup: Setup) -> MethodState:
         """Start from a fresh object."""
-        return {"objects": {}, "last": [1.0] * len(setup.tasks), "epoch": 0}
+        return {"objects": {}, "last": constant(1.0, setup), "epoch": 0}
 
-    def weights(self, view: View, state: MethodState) -> Array:
+    def weights(self, losses: Tensor, view: View, state: MethodState) -> Tensor:
         """Return the derivatives, and train the object's parameters."""
         tasks = len(view.setup.tasks)
-        module = self._open("", tasks, state)
+        module = self._open("", tasks, state).to(losses.device)
         set_random_state(view.seed)
         self._turn(module, view, state)
-        last = np.array(state["last"])
-        last[view.indices] = view.losses
-        state["last"] = last.tolist()
+        self._remember(spread(losses, view), state)
         names, parameters = zip(*module.named_parameters(), strict=True) if list(module.parameters()) else ((), ())
         with torch.enable_grad():
-            values = torch.tensor(last, dtype=torch.get_default_dtype(), requires_grad=True)
+            values = state["last"].to(torch.get_default_dtype()).detach().requires_grad_()
             found = torch.autograd.grad(module(values), [values, *parameters], allow_unused=True)
         for name, parameter, gradient in zip(names, parameters, found[1:], strict=True):
             if gradient is not None:
                 self._train(name, parameter, gradient, view.lr, state)
         self._close("", module, state)
-        weights: Array = found[0].double().numpy()[view.indices]
-        return weights
+        return pick(found[0].to(losses), view)
 
     def after_step(self, probe: Probe, state: MethodState) -> None:
         """Tell the object the losses of the same batch after the step, if it asks for them."""
@@ -153,11 +153,14 @@ class TorchJDScalarizer(_Adapter, LossMethod):
         if not hasattr(self._module(tasks), "update") or "" not in state["objects"]:
             return
         module = self._open("", tasks, state)
-        values = np.array(state["last"])
-        present, losses = probe.losses()
-        values[present] = np.where(np.isfinite(losses), losses, values[present])
-        cast(Any, module).update(torch.tensor(values, dtype=torch.get_default_dtype()))
+        losses = probe.losses()
+        values = torch.where(losses.isfinite(), losses, state["last"])
+        cast(Any, module).update(values.to(torch.get_default_dtype()))
         self._close("", module, state)
+
+    @staticmethod
+    def _remember(losses: Tensor, state: MethodState) -> None:
+        state["last"] = torch.where(losses == losses, losses, state["last"])
 
     def _turn(self, module: nn.Module, view: View, state: MethodState) -> None:
         epoch = view.step // view.setup.epoch
@@ -165,11 +168,13 @@ class TorchJDScalarizer(_Adapter, LossMethod):
             cast(Any, module).step()
         state["epoch"] = epoch
 
-    def _train(self, name: str, parameter: nn.Parameter, gradient: Tensor, lr: float, state: MethodState) -> None:
-        key = f"adam {name}"
-        state[key] = parameter.detach().flatten().tolist()
-        adam(state, key, gradient.flatten().double().numpy(), lr)
-        parameter.data.copy_(torch.tensor(state[key]).view_as(parameter))
+    def _train(
+        self, name: str, parameter: nn.Parameter, gradient: Tensor, lr: float | Tensor, state: MethodState
+    ) -> None:
+        key, kind = f"adam {name}", precise(parameter.device)
+        state[key] = parameter.detach().flatten().to(kind)
+        adam(state, key, gradient.flatten().to(kind), lr)
+        parameter.data.copy_(state[key].view_as(parameter))
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
+import torch
+from torch import Tensor
 
-from forkmerge.methods._base import Array, LossMethod, MethodState, Setup, View, adam, spread
+from forkmerge.methods._base import LossMethod, MethodState, Setup, View, adam, constant, pick, spread
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,10 @@ class UW(LossMethod):
 
     def start(self, setup: Setup) -> MethodState:
         """Start from equal variances of 1."""
-        return {"logs": [0.0] * len(setup.tasks)}
+        return {"logs": constant(0.0, setup)}
 
-    def weights(self, view: View, state: MethodState) -> Array:
+    def weights(self, losses: Tensor, view: View, state: MethodState) -> Tensor:
         """Return ½ e^(−s), and move s."""
-        weights: Array = 0.5 * np.exp(-np.array(state["logs"])[view.indices])
-        adam(state, "logs", spread(0.5 - weights * view.losses, view), view.lr if self.lr is None else self.lr)
+        weights = 0.5 * torch.exp(-pick(state["logs"], view))
+        adam(state, "logs", spread(0.5 - weights * losses, view), view.lr if self.lr is None else self.lr)
         return weights
