@@ -246,7 +246,8 @@ def _tracker(recipe: Recipe) -> Tracker:
 def _train(recipe: Recipe, folder: Path, *, workers: int | None, resume: bool, as_json: bool) -> None:
     console, tracker = stderr(), _tracker(recipe)
     options = {} if workers is None else {"workers": workers}
-    with stdout_for_json(as_json), interruptible(console, folder, tracker), readable_warnings(console):
+    interrupts = interruptible(console, lambda: _how_to_go_on(folder, tracker))
+    with stdout_for_json(as_json), interrupts, readable_warnings(console):
         with watching(console, tracker) as observe:
             finished = recipe.fit(folder=folder, resume=resume, observe=observe, **options)
         measure_test(finished, recipe.problem, folder)
@@ -255,6 +256,13 @@ def _train(recipe: Recipe, folder: Path, *, workers: int | None, resume: bool, a
         return
     show_run(stdout(), finished)
     say(stdout(), f"\nkept in {folder}; `{command(f'export {shlex.quote(str(folder))} OUT')}` writes the model.")
+
+
+def _how_to_go_on(folder: Path, tracker: Tracker) -> str | None:
+    if not (folder / "config.json").exists():
+        return None
+    place = f"; the last checkpoint is at {tracker.checkpoint}." if tracker.checkpoint else "."
+    return f"interrupted{place} Continue with: {command(f'resume {shlex.quote(str(folder))}')}"
 
 
 def _test_late(story: Story, as_json: bool) -> None:

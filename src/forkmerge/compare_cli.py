@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import inspect
 import shlex
-import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from forkmerge.comparison_tables import tables_from, write_tables
 from forkmerge.console import say
@@ -23,8 +20,7 @@ from forkmerge.methods import method_from, methods_table
 from forkmerge.outcomes import read_plan
 from forkmerge.pace import watching_runs
 from forkmerge.session import (
-    _terminate,
-    _Terminated,
+    interruptible,
     print_json,
     readable_warnings,
     stderr,
@@ -110,7 +106,8 @@ def compare(
             equal_compute=equal_compute,
         )
         folder = out or Path("runs") / f"compare-{_stem(problem)}"
-        with _interruptible(console, folder), readable_warnings(console), watching_runs(console, workers) as watch:
+        interrupts = interruptible(console, lambda: _how_to_go_on(folder))
+        with interrupts, readable_warnings(console), watching_runs(console, workers) as watch:
             run_comparison(comparison, folder, workers=workers, watch=watch)
     _finish(folder, as_json)
 
@@ -211,18 +208,7 @@ def _show(tables: Sequence[Table]) -> None:
             say(console, f"  {note}", style="dim")
 
 
-@contextmanager
-def _interruptible(console: Console, folder: Path) -> Iterator[None]:
-    """End cleanly on Ctrl-C and SIGTERM, saying how to go on."""
-    before = signal.signal(signal.SIGTERM, _terminate)
-    try:
-        yield
-    except KeyboardInterrupt as interrupt:
-        number = signal.SIGTERM if isinstance(interrupt, _Terminated) else signal.SIGINT
-        text = "interrupted before anything was written."
-        if read_plan(folder) is not None:
-            text = f"interrupted. What has ended is kept; continue with: {command(shlex.join(sys.argv[1:]))}"
-        say(console, text, style="yellow")
-        raise typer.Exit(128 + number) from None
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def _how_to_go_on(folder: Path) -> str | None:
+    if read_plan(folder) is None:
+        return None
+    return f"interrupted. What has ended is kept; continue with: {command(shlex.join(sys.argv[1:]))}"

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-import shlex
 import signal
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
-from pathlib import Path
 from typing import Any
 
 import typer
 from rich.console import Console
 
 from forkmerge.codec import plain
-from forkmerge.console import Tracker, say
-from forkmerge.errors import command
+from forkmerge.console import say
 
 
 class _Terminated(KeyboardInterrupt):
@@ -29,18 +26,14 @@ def _terminate(number: int, frame: object) -> None:
 
 
 @contextmanager
-def interruptible(console: Console, folder: Path, tracker: Tracker) -> Iterator[None]:
-    """End cleanly on Ctrl-C and SIGTERM, saying how to go on."""
+def interruptible(console: Console, how_to_go_on: Callable[[], str | None]) -> Iterator[None]:
+    """End cleanly on Ctrl-C and SIGTERM, saying how to go on; None says that nothing was written."""
     before = signal.signal(signal.SIGTERM, _terminate)
     try:
         yield
     except KeyboardInterrupt as interrupt:
         number = signal.SIGTERM if isinstance(interrupt, _Terminated) else signal.SIGINT
-        text = "interrupted before anything was written."
-        if (folder / "config.json").exists():
-            place = f"; the last checkpoint is at {tracker.checkpoint}." if tracker.checkpoint else "."
-            text = f"interrupted{place} Continue with: {command(f'resume {shlex.quote(str(folder))}')}"
-        say(console, text, style="yellow")
+        say(console, how_to_go_on() or "interrupted before anything was written.", style="yellow")
         raise typer.Exit(128 + number) from None
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -16,10 +16,10 @@ from torch import nn
 from forkmerge.algorithms._fit import (
     Algorithm,
     ModelOrFactory,
-    _open_store,
-    _stored_threads,
     build_model,
+    open_store,
     run_config,
+    stored_threads,
 )
 from forkmerge.algorithms._rounds import Observe
 from forkmerge.branch import Training
@@ -135,11 +135,11 @@ class Composed(Algorithm):
         _check_counts(steps=steps, workers=workers)
         module, sealed, resume = build_model(model, seed), problem.sealed(), resume and is_started(folder)
         self.branch_steps(sealed, steps)  # refuses what cannot be divided into parts before anything is written
-        threads = threads or _stored_threads(folder, resume) or max(torch.get_num_threads() // workers, 1)
+        threads = threads or stored_threads(folder, resume) or max(torch.get_num_threads() // workers, 1)
         training = Training(optimizer, **{f.name: options[f.name] for f in fields(Training) if f.name in options})
         config = run_config(self, sealed, module, training, source, steps=steps, seed=seed, threads=threads)
         facts = environment(threads, device_of(module))
-        store, notes = _open_store(folder, resume, config, facts)
+        store, notes = open_store(folder, resume, config, facts)
         with store:
             result = store.result()
             if result is not None:

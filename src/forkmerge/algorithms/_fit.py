@@ -110,13 +110,13 @@ class Algorithm(ABC):
         module = build_model(model, seed)
         if settings.keep_branches and folder is None:
             raise ProblemError("keep_branches=True needs a folder to keep them in: pass folder=….")
-        threads = threads or _stored_threads(folder, resume) or max(torch.get_num_threads() // workers, 1)
+        threads = threads or stored_threads(folder, resume) or max(torch.get_num_threads() // workers, 1)
         check_run(sealed, module, training, settings, seed)
         job = Job(sealed, module, training, seed, threads, rebuild)
         config = run_config(self, sealed, module, training, source, steps=steps, seed=seed, threads=threads)
         facts = environment(threads, device_of(module))
         with open_crew(job, workers) as crew:  # before the folder: it finds out what cannot be trained
-            store, notes = _open_store(folder, resume, config, facts)
+            store, notes = open_store(folder, resume, config, facts)
             with store:
                 done = store.result()
                 if done is not None:
@@ -180,7 +180,7 @@ def run_config(
     }
 
 
-def _stored_threads(folder: str | os.PathLike[str] | None, resume: bool) -> int | None:
+def stored_threads(folder: str | os.PathLike[str] | None, resume: bool) -> int | None:
     """Threads are resolved once: a resumed run goes on with its own number, whatever the machine has now."""
     if folder is None or not resume or is_unused(Path(folder)):
         return None
@@ -188,9 +188,10 @@ def _stored_threads(folder: str | os.PathLike[str] | None, resume: bool) -> int 
     return stored
 
 
-def _open_store(
+def open_store(
     folder: str | os.PathLike[str] | None, resume: bool, config: dict[str, Any], facts: dict[str, Any]
 ) -> tuple[RunFolder | NoStore, list[str]]:
+    """Return where a run is kept, and notes on what has changed since it was begun; refuse one begun differently."""
     if folder is None:
         if resume:
             raise StoreError("resume=True needs the folder of the run: pass folder=….")
