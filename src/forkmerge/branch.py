@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 
 from forkmerge.errors import ProblemError, check_name
+from forkmerge.formats import suits_channels_last, to_channels_last
 from forkmerge.loop import Loop
 from forkmerge.methods._base import LossMethod, Method
 from forkmerge.order import derive, random_state_kept
@@ -53,7 +54,7 @@ class Training:
         clip_norm: Largest gradient norm, over all parameters; None does not clip.
         accumulate: Micro-batches per step; the step's gradient is their mean.
         precision: "float32", or autocast to "bfloat16" or "float16" (the latter with a gradient scaler).
-        channels_last: Keep convolution weights in channels-last memory format.
+        channels_last: Keep convolution weights in channels-last memory format; None decides by rule.
         loader_workers: Processes that read examples; the run's bits do not depend on it.
         paired: Whether branches see the same batches (True), or each its own.
         method: How the tasks of a branch are combined; None sums their weighted losses. A branch with one task
@@ -67,7 +68,7 @@ class Training:
     clip_norm: float | None = None
     accumulate: int = 1
     precision: Precision = "float32"
-    channels_last: bool = False
+    channels_last: bool | None = None
     loader_workers: int = 0
     paired: bool = True
     method: Method | None = None
@@ -85,6 +86,8 @@ class Training:
             raise ProblemError(f"accumulate must be a positive integer, got {self.accumulate!r}.")
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise ProblemError(f"clip_norm must be positive, got {self.clip_norm!r}.")
+        if self.channels_last not in (None, True, False):
+            raise ProblemError(f"channels_last must be True, False or None (by rule), got {self.channels_last!r}.")
         if not isinstance(self.loader_workers, int) or self.loader_workers < 0:
             raise ProblemError(f"loader_workers must be an integer ≥ 0, got {self.loader_workers!r}.")
         if self.gradients not in ("parameters", "representation"):
@@ -94,8 +97,8 @@ class Training:
 
     def bench(self, model: torch.nn.Module) -> Workbench:
         """Return the workbench that trains `model` this way."""
-        if self.channels_last:
-            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if suits_channels_last(model, self.precision) if self.channels_last is None else self.channels_last:
+            to_channels_last(model)
         scaler = torch.amp.GradScaler(device_of(model).type, enabled=self.precision == "float16")
         return Workbench(model, self.optimizer, self.scheduler, scaler)
 

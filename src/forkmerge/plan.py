@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from forkmerge.branch import Mixture, Training
 from forkmerge.checks import check_run
 from forkmerge.errors import ProblemError
 from forkmerge.execution import Crew, Job, Segment, open_crew
+from forkmerge.formats import memory_format
 from forkmerge.problem import Problem
 from forkmerge.recipe import Recipe
 from forkmerge.scoring import Criterion, measure
@@ -110,11 +112,12 @@ def plan_run(recipe: Recipe, *, workers: int | None = None) -> Plan:
     known = {item.name: given[item.name] for item in fields(Training) if item.name in given}
     training, seed = Training(recipe.optimizer, **known), options.get("seed", 0)
     model = build_model(recipe.model, seed)
-    check_run(problem, model, training, settings, seed)
     threads = options.get("threads") or max(torch.get_num_threads() // workers, 1)
-    # Loader processes take longer to start than two steps take; reading here instead gives an upper bound.
-    job = Job(problem, model, replace(training, loader_workers=0), seed, threads)
-    trial = _try(job, settings)
+    check = partial(check_run, problem, model, training, settings, seed)
+    with memory_format(model, training.channels_last, training.precision, check) as is_channels_last:
+        # Loader processes take longer to start than two steps take; reading here instead gives an upper bound.
+        tried = replace(training, loader_workers=0, channels_last=is_channels_last)
+        trial = _try(Job(problem, model, tried, seed, threads), settings)
     branches, count = trial.branches, len(trial.branches)
     rounds = foresee_rounds(settings, recipe.steps, count)
     passes = count_passes(settings, problem, rounds, len(trial.probes))

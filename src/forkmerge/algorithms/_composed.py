@@ -19,7 +19,7 @@ from forkmerge.algorithms._fit import (
     build_model,
     open_store,
     run_config,
-    stored_threads,
+    stored_training,
 )
 from forkmerge.algorithms._rounds import Observe
 from forkmerge.branch import Training
@@ -135,7 +135,8 @@ class Composed(Algorithm):
         _check_counts(steps=steps, workers=workers)
         module, sealed, resume = build_model(model, seed), problem.sealed(), resume and is_started(folder)
         self.branch_steps(sealed, steps)  # refuses what cannot be divided into parts before anything is written
-        threads = threads or stored_threads(folder, resume) or max(torch.get_num_threads() // workers, 1)
+        stored = stored_training(folder, resume)
+        threads = threads or stored.get("threads") or max(torch.get_num_threads() // workers, 1)
         training = Training(optimizer, **{f.name: options[f.name] for f in fields(Training) if f.name in options})
         config = run_config(self, sealed, module, training, source, steps=steps, seed=seed, threads=threads)
         facts = environment(threads, device_of(module))

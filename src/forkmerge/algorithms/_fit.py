@@ -8,7 +8,8 @@ import os
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +24,7 @@ from forkmerge.checks import check_run
 from forkmerge.disk import is_unused
 from forkmerge.errors import ProblemError, StoreError
 from forkmerge.execution import Job, open_crew
+from forkmerge.formats import memory_format
 from forkmerge.methods import method_from
 from forkmerge.order import derive, random_state_kept, set_random_state
 from forkmerge.problem import Problem
@@ -52,7 +54,7 @@ class Algorithm(ABC):
         clip_norm: float | None = None,
         accumulate: int = 1,
         precision: Precision = "float32",
-        channels_last: bool = False,
+        channels_last: bool | None = None,
         loader_workers: int = 0,
         paired: bool = True,
         gradients: Literal["parameters", "representation"] = "parameters",
@@ -77,7 +79,8 @@ class Algorithm(ABC):
             clip_norm: Largest gradient norm.
             accumulate: Micro-batches per step.
             precision: "float32", or autocast to "bfloat16" or "float16".
-            channels_last: Keep convolution weights in channels-last memory format.
+            channels_last: Keep convolution weights in channels-last memory format while training; None decides by a
+                rule of structure, device and precision. The bits depend on it.
             loader_workers: Processes that read examples.
             paired: Whether all branches see the same batches.
             gradients: Where gradient methods compare tasks: at the shared "parameters", or, approximately and
@@ -110,25 +113,41 @@ class Algorithm(ABC):
         module = build_model(model, seed)
         if settings.keep_branches and folder is None:
             raise ProblemError("keep_branches=True needs a folder to keep them in: pass folder=….")
-        threads = threads or stored_threads(folder, resume) or max(torch.get_num_threads() // workers, 1)
-        check_run(sealed, module, training, settings, seed)
-        job = Job(sealed, module, training, seed, threads, rebuild)
-        config = run_config(self, sealed, module, training, source, steps=steps, seed=seed, threads=threads)
-        facts = environment(threads, device_of(module))
+        stored = stored_training(folder, resume)
+        threads = threads or stored.get("threads") or max(torch.get_num_threads() // workers, 1)
+        wanted = stored.get("channels_last") if channels_last is None else channels_last
+        check = partial(check_run, sealed, module, training, settings, seed)
+        with memory_format(module, wanted, precision, check) as is_channels_last:
+            training = replace(training, channels_last=is_channels_last)
+            job = Job(sealed, module, training, seed, threads, rebuild)
+            config = run_config(self, sealed, module, training, source, steps=steps, seed=seed, threads=threads)
+            rounds = partial(Rounds, settings, steps=steps, observe=observe, checkpoint_every=checkpoint_every)
+            return self._run(job, config, rounds, workers, folder, resume)
+
+    def _run(
+        self,
+        job: Job,
+        config: dict[str, Any],
+        rounds_of: Callable[..., Rounds],
+        workers: int,
+        folder: str | os.PathLike[str] | None,
+        resume: bool,
+    ) -> Run:
+        facts = environment(job.threads, device_of(job.model))
         with open_crew(job, workers) as crew:  # before the folder: it finds out what cannot be trained
-            store, notes = open_store(folder, resume, config, facts)
+            store, notes = open_store(folder, resume, config, facts, depth=4)
             with store:
                 done = store.result()
                 if done is not None:
-                    return _finished(done, module, store)
-                rounds = Rounds(settings, crew, steps, store=store, observe=observe, checkpoint_every=checkpoint_every)
+                    return _finished(done, job.model, store)
+                rounds = rounds_of(crew=crew, store=store)
                 try:
                     progress = rounds.run()
                 except BaseException:
                     crew.bench.restore_buffers()  # so that the same module can resume
                     raise
                 progress.notes.extend(note for note in (*notes, *store.warnings) if note not in progress.notes)
-                run = _to_run(type(self).__name__, problem.target, steps, config, facts, progress)
+                run = _to_run(type(self).__name__, job.problem.target, rounds.steps, config, facts, progress)
                 return _complete(run, crew.bench, progress, store)
 
 
@@ -180,18 +199,18 @@ def run_config(
     }
 
 
-def stored_threads(folder: str | os.PathLike[str] | None, resume: bool) -> int | None:
-    """Threads are resolved once: a resumed run goes on with its own number, whatever the machine has now."""
+def stored_training(folder: str | os.PathLike[str] | None, resume: bool) -> dict[str, Any]:
+    """Threads and memory format are resolved once: a resumed run goes on with its own, whatever the machine is now."""
     if folder is None or not resume or is_unused(Path(folder)):
-        return None
-    stored: int = RunFolder.open(folder, lock=False).config["training"]["threads"]
+        return {}
+    stored: dict[str, Any] = RunFolder.open(folder, lock=False).config["training"]
     return stored
 
 
 def open_store(
-    folder: str | os.PathLike[str] | None, resume: bool, config: dict[str, Any], facts: dict[str, Any]
+    folder: str | os.PathLike[str] | None, resume: bool, config: dict[str, Any], facts: dict[str, Any], depth: int = 3
 ) -> tuple[RunFolder | NoStore, list[str]]:
-    """Return where a run is kept, and notes on what has changed since it was begun; refuse one begun differently."""
+    """Open or make the run's folder; `depth` calls up is where a warning points."""
     if folder is None:
         if resume:
             raise StoreError("resume=True needs the folder of the run: pass folder=….")
@@ -213,7 +232,7 @@ def open_store(
     changed = [f"{key} {before.get(key)} → {facts[key]}" for key in facts if before.get(key) != facts[key]]
     notes = [f"resumed in another environment, the bits may differ: {', '.join(changed)}"] if changed else []
     for note in notes:
-        warnings.warn(note, stacklevel=3)
+        warnings.warn(note, stacklevel=depth)
     return store, notes
 
 
