@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, TensorDataset
 import forkmerge as fm
 from forkmerge import order
 from forkmerge.branch import BranchResult, train_branch
-from forkmerge.execution import from_wire, to_wire
+from forkmerge.shelf import from_wire, to_wire
 from forkmerge.state import State
 from forkmerge.workbench import Workbench, check_module
 from problems import (

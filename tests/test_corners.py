@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import forkmerge as fm
-from forkmerge.execution import Crew, WorkerError
+from forkmerge.execution import Crew
 from forkmerge.state import State
+from forkmerge.workers import WorkerError
 from problems import (
     SGD,
     TASKS,

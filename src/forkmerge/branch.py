@@ -121,6 +121,7 @@ class BranchResult:
     Args:
         state: The branch after the segment (the state passed in, changed in place).
         losses: Mean unweighted loss per task over the segment's batches that had one.
+        sums: Their exact sums, to which those of other segments can be added.
         counts: How many batches had one, per task.
         seconds: Wall time.
         untouched: Trainable parameters that got no gradient in the segment's first step.
@@ -129,6 +130,7 @@ class BranchResult:
 
     state: State
     losses: dict[str, float]
+    sums: dict[str, list[float]]
     counts: dict[str, int]
     seconds: float
     untouched: list[str] = field(default_factory=list)
@@ -186,6 +188,7 @@ def train_branch(
     return BranchResult(
         state,
         losses=loop.mean_losses,
+        sums=loop.loss_sums,
         counts={task: len(losses) for task, losses in loop.losses.items()},
         seconds=time.perf_counter() - started,
         untouched=loop.untouched,

@@ -8,13 +8,9 @@ from __future__ import annotations
 
 import json
 import math
-import multiprocessing
 import os
-import signal
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
@@ -27,8 +23,10 @@ from forkmerge._demo_text import conclude, following, print_report
 from forkmerge.algorithms import Algorithm
 from forkmerge.datasets import digits
 from forkmerge.figures import draw_coefficients
+from forkmerge.pool import Failure, run_calls, using_threads
 from forkmerge.run import environment
 from forkmerge.scoring import measure
+from forkmerge.workers import Tell
 
 LABELS, ROUNDS = 60, 4
 AUXILIARIES = tuple(task for task in digits.ABOUT if task != digits.TARGET)
@@ -110,45 +108,26 @@ class Outcome:
     notes: list[str]
 
 
-def run_job(job: Job) -> Outcome:
+def run_job(job: Job, tell: Tell) -> Outcome:
     """Train one method on one seed's labels, then measure it on the test split."""
     recipe = digits.recipe(job.seed, LABELS)
     algorithm, _ = methods(job.steps)[job.method]
-    run = algorithm.fit(
-        recipe.problem, model=recipe.model, optimizer=recipe.optimizer, steps=job.steps, **recipe.options
-    )
-    assert run.model is not None
-    test = measure(run.model, recipe.problem.evaluations("test")[digits.TARGET])
+    with using_threads(1):  # the test's sums depend on it, like the training's
+        run = algorithm.fit(
+            recipe.problem, model=recipe.model, optimizer=recipe.optimizer, steps=job.steps, **recipe.options
+        )
+        assert run.model is not None
+        test = measure(run.model, recipe.problem.evaluations("test")[digits.TARGET])
     return Outcome(job, test["accuracy"], run.coefficients, run.notes)
 
 
 def run_jobs(jobs: Sequence[Job], workers: int) -> Iterator[Outcome]:
     """Yield the outcome of every job as it ends, from this process or from spawned ones; none outlives the call."""
-    if workers == 1:
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # the test's sums depend on it, like the training's
-        try:
-            yield from map(run_job, jobs)
-        finally:
-            torch.set_num_threads(threads)
-        return
-    others = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_start_worker)
-    try:
-        for future in as_completed([pool.submit(run_job, job) for job in jobs]):
-            yield future.result()
-        pool.shutdown()
-    except BrokenProcessPool:
-        raise ProblemError("a process of the demo died (out of memory?): try again with one worker.") from None
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-        for process in set(multiprocessing.active_children()) - others:
-            process.terminate()
-
-
-def _start_worker() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is answered by the parent, which ends its workers
-    torch.set_num_threads(1)
+    for index, result in run_calls(run_job, jobs, workers):
+        if isinstance(result, Failure):
+            job = jobs[index]
+            raise ProblemError(f"the demo's run of {job.method!r} with seed {job.seed} failed: {result.error}")
+        yield result
 
 
 def summarise(outcomes: Sequence[Outcome], steps: int) -> dict[str, Any]:

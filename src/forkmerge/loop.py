@@ -19,6 +19,7 @@ from forkmerge.order import derive, pick_task, set_random_state
 from forkmerge.probe import Probe, Reading
 from forkmerge.problem import Context, Problem, Stream
 from forkmerge.scoring import device_of
+from forkmerge.sums import add_exactly, total
 from forkmerge.workbench import Workbench
 
 if TYPE_CHECKING:
@@ -100,10 +101,15 @@ class Loop:
         """Whether every mean loss is a finite number."""
         return all(map(math.isfinite, self.mean_losses.values()))
 
-    @cached_property
+    @property
     def mean_losses(self) -> dict[str, float]:
-        """The mean loss of every task over the segment, once it is over: the only read-back of plain training."""
-        return {task: torch.stack(losses).float().mean().item() for task, losses in self.losses.items()}
+        """The mean loss of every task over the segment, once it is over."""
+        return {task: total(parts) / len(self.losses[task]) for task, parts in self.loss_sums.items()}
+
+    @cached_property
+    def loss_sums(self) -> dict[str, list[float]]:
+        """The exact sum of every task's losses, once the segment is over: the only read-back of plain training."""
+        return {task: add_exactly([], torch.stack(losses).float().tolist()) for task, losses in self.losses.items()}
 
     def losses_of(
         self, name: str, batch: Any, tasks: list[str], step: int, seed: int, *, cut: bool = False

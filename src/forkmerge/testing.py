@@ -23,11 +23,11 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 from forkmerge.branch import BranchResult, Mixture, Training, train_branch
-from forkmerge.execution import from_wire, to_wire
 from forkmerge.factories import OptimizerOf
 from forkmerge.methods import METHODS, LossMethod, Method, facts_of
 from forkmerge.order import random_state_kept
 from forkmerge.problem import Context, Evaluation, Problem, Stream, accuracy
+from forkmerge.shelf import from_wire, to_wire
 from forkmerge.state import State
 
 TASKS = ("target", "helpful", "noise")

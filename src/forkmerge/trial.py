@@ -18,11 +18,12 @@ from forkmerge.methods import GramianMethod, MatrixMethod
 from forkmerge.order import derive, random_state_kept, set_random_state
 from forkmerge.outcomes import Outcome
 from forkmerge.plan import count_steps, foresee_rounds, plan_run
-from forkmerge.pool import Tell, using_threads
+from forkmerge.pool import using_threads
 from forkmerge.problem import Problem
 from forkmerge.recipe import Recipe, recipe_from
 from forkmerge.run import Run
 from forkmerge.sealed import measure_test
+from forkmerge.workers import Tell
 
 _SECONDS_BETWEEN_NEWS = 0.5
 

@@ -9,6 +9,7 @@ from typing import Any
 from forkmerge.branch import Mixture
 from forkmerge.run import Round
 from forkmerge.state import State
+from forkmerge.sums import add_exactly, total
 
 
 @dataclass
@@ -31,7 +32,7 @@ class Progress:
         merged: The weights of the last merge: what every branch forked from, and what is kept if all go wrong.
         round_start: Step at which the current round forked.
         rounds: Finished rounds.
-        losses: Summed losses of the current round, `{branch: {task: [sum over batches, batches]}}`.
+        losses: Exact sums of the current round's losses, `{branch: {task: [sum over batches, batches]}}`.
         seconds: Training time of the current round.
         snapshots: Best weights by branch, for checkpoint policies other than "last".
         initial: The state a refit starts from.
@@ -51,7 +52,7 @@ class Progress:
     merged: State
     round_start: int = 0
     rounds: list[Round] = field(default_factory=list)
-    losses: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    losses: dict[str, dict[str, tuple[list[float], int]]] = field(default_factory=dict)
     seconds: float = 0.0
     snapshots: dict[str, Snapshot] = field(default_factory=dict)
     initial: State | None = None
@@ -74,16 +75,16 @@ class Progress:
         if text not in self.notes:
             self.notes.append(text)
 
-    def add_losses(self, branch: str, losses: dict[str, float], counts: dict[str, int]) -> None:
-        """Add a segment's mean losses, each over as many batches as had one, to the round's."""
-        sums = self.losses.setdefault(branch, {})
-        for task, loss in losses.items():
-            total, count = sums.get(task, [0.0, 0.0])
-            sums[task] = [total + loss * counts[task], count + counts[task]]
+    def add_losses(self, branch: str, sums: dict[str, list[float]], counts: dict[str, int]) -> None:
+        """Add a segment's losses, each over as many batches as had one, to the round's."""
+        known = self.losses.setdefault(branch, {})
+        for task, parts in sums.items():
+            before, count = known.get(task, ([], 0))
+            known[task] = (add_exactly(before, parts), count + counts[task])
 
     def mean_losses(self, branch: str) -> dict[str, float]:
         """The round's mean loss per task."""
-        return {task: total / count for task, (total, count) in self.losses.get(branch, {}).items()}
+        return {task: total(parts) / count for task, (parts, count) in self.losses.get(branch, {}).items()}
 
     def next_round(self) -> None:
         """Forget what belongs to the current round alone."""

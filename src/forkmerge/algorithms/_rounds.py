@@ -159,7 +159,7 @@ class Rounds:
         if self.checkpoint_every:
             first = (start // self.checkpoint_every + 1) * self.checkpoint_every
             marks |= set(range(first, end, self.checkpoint_every))
-        if self.crew.is_serial and not self.job.training.loader_workers:
+        if self.crew.workers == 1 and not self.job.training.loader_workers:
             every = max(math.ceil(self.interval / _REPORTS), _SHORTEST_REPORT)
             marks |= set(range(start + every, end, every))
         return sorted(marks)
@@ -180,7 +180,7 @@ class Rounds:
             else:
                 name = progress.mixtures[index].name
                 progress.branches[index] = result.state
-                progress.add_losses(name, result.losses, result.counts)
+                progress.add_losses(name, result.sums, result.counts)
                 untouched = set(result.untouched) if untouched is None else untouched & set(result.untouched)
             progress.seconds += result.seconds
             for what, counts in result.reports.items():

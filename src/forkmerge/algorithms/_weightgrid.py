@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
@@ -21,12 +20,13 @@ from forkmerge.algorithms._settings import Settings
 from forkmerge.codec import plain
 from forkmerge.errors import ProblemError
 from forkmerge.methods import Method, method_from
-from forkmerge.pool import Failure, Tell, run_calls, using_threads
+from forkmerge.pool import Failure, run_calls, using_threads
 from forkmerge.problem import Problem
 from forkmerge.run import Run
 from forkmerge.scoring import measure
 from forkmerge.store import RunFolder
 from forkmerge.workbench import OptimizerFactory
+from forkmerge.workers import Tell
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class WeightGrid(Composed):
             options={"steps": parts.steps, "seed": parts.seed, "threads": parts.threads, **parts.options},
         )
         if parts.workers > 1:
-            shared = _for_processes(shared, parts.rebuild)
+            shared = shared if parts.rebuild is None else replace(shared, problem=None, rebuild=parts.rebuild)
         jobs = [(name, self._joint(weights)) for name, weights in grid.items()]
         found: dict[int, _Trained] = {}
         news = lambda _, event: parts.observe(event) if event else None  # noqa: E731
@@ -214,18 +214,6 @@ class _Trained:
     run: Run
     metrics: dict[str, dict[str, float]]
     tensors: bytes | None
-
-
-def _for_processes(shared: _Shared, rebuild: Callable[[], Problem] | None) -> _Shared:
-    sent = shared if rebuild is None else replace(shared, problem=None, rebuild=rebuild)
-    try:
-        pickle.dumps(sent)
-    except Exception as error:
-        raise ProblemError(
-            f"worker processes need a problem, model and optimizer that pickle: {error}. Use module-level functions "
-            "and classes instead of lambdas and local ones, or workers=1."
-        ) from None
-    return sent
 
 
 def _train_point(shared: _Shared, job: tuple[str, Joint], tell: Tell) -> _Trained:

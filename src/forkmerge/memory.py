@@ -1,0 +1,138 @@
+"""Memory that several processes map, and messages that carry it.
+
+It has no name: only open files hold it, so whatever dies, even all processes at once, nothing is left behind.
+"""
+
+from __future__ import annotations
+
+import io
+import mmap
+import os
+import pickle
+import secrets
+import socket
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+from weakref import finalize
+
+import torch
+from torch import Tensor
+
+_ALIGNMENT = 64  # bytes: a cache line, and the widest vector load of the CPUs in use
+_SMALL = 1 << 16  # bytes; smaller tensors travel inside the message
+_FILES = 100  # per system call; the kernels' own limits are about 250
+
+
+class Memory:
+    """Bytes shared by processes, zero at first.
+
+    Args:
+        size: How many.
+        file: The open file that holds them, taken over; None makes a new one.
+        key: How all processes call it.
+        private: Whether what this process writes is seen by nobody else.
+    """
+
+    def __init__(self, size: int, file: int | None = None, key: str = "", *, private: bool = False) -> None:
+        self.size, self.key = size, key or secrets.token_hex(8)
+        self.file = _nameless_file(size) if file is None else file
+        finalize(self, os.close, self.file)
+        self.map = mmap.mmap(self.file, size, access=mmap.ACCESS_COPY if private else mmap.ACCESS_WRITE)
+
+    def tensor(self, dtype: torch.dtype) -> Tensor:
+        """Return the bytes as a flat tensor; the memory stays mapped as long as the tensor lives."""
+        return torch.frombuffer(self.map, dtype=dtype)
+
+
+def _nameless_file(size: int) -> int:
+    if hasattr(os, "memfd_create"):  # Linux; unlike /dev/shm, no container limits its size to 64 MB
+        file = os.memfd_create("forkmerge", os.MFD_CLOEXEC)
+    else:
+        import _posixshmem  # type: ignore[import-not-found]  # what multiprocessing.shared_memory is made of; it would keep the name
+
+        name = f"/fm-{secrets.token_hex(8)}"
+        file = _posixshmem.shm_open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR, mode=0o600)
+        _posixshmem.shm_unlink(name)
+    os.ftruncate(file, size)
+    return file
+
+
+def send(connection: Connection[Any, Any], value: Any, memories: Sequence[Memory] = ()) -> None:
+    """Send a value that pickles, and memory with it, to the process at the other end of a duplex pipe."""
+    connection.send_bytes(pickle.dumps((value, [(memory.key, memory.size) for memory in memories])))
+    with _socket_of(connection) as channel:
+        for start in range(0, len(memories), _FILES):
+            socket.send_fds(channel, [b"."], [memory.file for memory in memories[start : start + _FILES]])
+
+
+def receive(connection: Connection[Any, Any], *, private: bool = False) -> tuple[Any, list[Memory]]:
+    """Return what the other end sent; EOFError or OSError if it has died."""
+    data = connection.recv_bytes()
+    value, described = pickle.loads(data)  # noqa: TID251 - from our own process, never from a file
+    memories: list[Memory] = []
+    with _socket_of(connection) as channel:
+        for start in range(0, len(described), _FILES):
+            part = described[start : start + _FILES]
+            _, files, _, _ = socket.recv_fds(channel, 1, len(part))
+            if len(files) != len(part):
+                raise EOFError
+            memories += [Memory(size, f, key, private=private) for (key, size), f in zip(part, files, strict=True)]
+    return value, memories
+
+
+def _socket_of(connection: Connection[Any, Any]) -> socket.socket:
+    channel = socket.socket(fileno=os.dup(connection.fileno()))
+    channel.setblocking(True)  # a default timeout of the user's must not reach the pipe
+    return channel
+
+
+class Parcel:
+    """An object that pickles, kept in memory from which any number of processes can make it again.
+
+    Large tensors and arrays are not copied there: processes read the same pages, until one of them writes.
+    """
+
+    def __init__(self, value: Any) -> None:
+        buffers: list[pickle.PickleBuffer] = []
+        pickled = _Writer.dumps(value, buffers.append)
+        pieces = [memoryview(pickled), *(buffer.raw() for buffer in buffers)]
+        starts, end = [], 0
+        for piece in pieces:
+            starts.append(end)
+            end = -(-(end + piece.nbytes) // _ALIGNMENT) * _ALIGNMENT
+        self.places = [(start, piece.nbytes) for start, piece in zip(starts, pieces, strict=True)]
+        self.memory = Memory(end)
+        for (start, size), piece in zip(self.places, pieces, strict=True):
+            self.memory.map[start : start + size] = piece
+
+    @staticmethod
+    def open(places: Sequence[tuple[int, int]], memory: Memory) -> Any:
+        """Make the object again, from what `receive` gave."""
+        whole = memoryview(memory.map)
+        pickled, *buffers = (whole[start : start + size] for start, size in places)
+        return pickle.loads(pickled, buffers=buffers)  # noqa: TID251 - from our own process, never from a file
+
+
+class _Writer(pickle.Pickler):
+    """Pickles with large tensors out of band, as numpy's arrays are."""
+
+    @classmethod
+    def dumps(cls, value: Any, keep: Callable[[pickle.PickleBuffer], Any]) -> bytes:
+        file = io.BytesIO()
+        cls(file, protocol=5, buffer_callback=keep).dump(value)
+        return file.getvalue()
+
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is not Tensor or value.device.type != "cpu" or value.nbytes < _SMALL:
+            return NotImplemented
+        if value.layout != torch.strided or not value.is_contiguous() or value.requires_grad or vars(value):
+            return NotImplemented
+        if value.is_conj() or value.is_neg() or value.is_quantized:
+            return NotImplemented
+        raw: Any = value.reshape(-1).view(torch.uint8).numpy()
+        return _tensor, (pickle.PickleBuffer(raw), value.dtype, tuple(value.shape))
+
+
+def _tensor(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    return torch.frombuffer(buffer, dtype=dtype).view(shape)

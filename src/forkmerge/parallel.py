@@ -1,0 +1,225 @@
+"""Branches in worker processes: the same bits as one after the other in this one, in less time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import torch
+
+from forkmerge.branch import BranchResult
+from forkmerge.errors import ProblemError
+from forkmerge.execution import Crew, Job, Segment
+from forkmerge.memory import Memory
+from forkmerge.schedule import Part, divide
+from forkmerge.shelf import Address, Desk, Shelf, Slot, address_of, from_wire, rest_to_wire, rows_of, with_rows
+from forkmerge.state import State
+from forkmerge.sums import add_exactly, total
+from forkmerge.workbench import Workbench
+from forkmerge.workers import ATTEMPTS, Event, Handler, Team, Tell, Worker, WorkerError
+
+_TRIAL = 16  # the first 1/16 of the first round shows what a step of every branch takes
+
+
+@dataclass(frozen=True)
+class _Order:
+    """What a worker is told to train."""
+
+    segment: Segment
+    rest: tuple[Any, bytes]
+    start: Address
+    spare: Address
+    gone: list[str]
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What it gives back: the result without its state, and the state."""
+
+    result: dict[str, Any]
+    rest: tuple[Any, bytes]
+    rows: Address
+
+
+@dataclass
+class _Task:
+    """A part in a worker's hands."""
+
+    part: Part
+    spare: Slot
+    attempts: int = 1
+
+
+@dataclass
+class _Branch:
+    """A branch while its segment is trained."""
+
+    segment: Segment
+    state: State
+    left: int
+    results: list[BranchResult] = field(default_factory=list)
+    is_busy: bool = False
+
+
+class ProcessCrew(Crew):
+    """Trains branches in worker processes.
+
+    Args:
+        job: What every worker needs to know once.
+        bench: This process's own, for merges.
+        workers: How many processes.
+        team: The processes.
+    """
+
+    def __init__(self, job: Job, bench: Workbench, workers: int, team: Team) -> None:
+        super().__init__(job, bench)
+        self.workers, self.team, self.shelf = workers, team, Shelf(workers)
+        self._pace: dict[tuple[str, str], float] = {}  # seconds per step, by phase and branch
+
+    def train(self, segments: Sequence[Segment], states: Sequence[State]) -> Iterator[BranchResult]:
+        """Train every branch for its segment; results come in the order of the branches."""
+        branches = [_Branch(g, s, g.steps) for g, s in zip(segments, states, strict=True)]
+        next_out = 0
+        self.team.abandon()
+        for waiting in self._plans(branches):
+            redo: list[_Task] = []
+            while waiting or redo or any(branch.is_busy for branch in branches):
+                self._hand_out(branches, waiting, redo)
+                for event in self.team.events():
+                    self._take_in(event, branches, redo)
+                while next_out < len(branches) and not branches[next_out].left:
+                    yield _joined(branches[next_out])
+                    next_out += 1
+
+    def _plans(self, branches: list[_Branch]) -> Iterator[list[Part]]:
+        """Yield what to train; first of all a little, where that must show how long a step of every branch takes."""
+        unknown = any(_name(branch) not in self._pace for branch in branches)
+        shortest = min((branch.left for branch in branches), default=0)
+        if unknown and len(branches) > self.workers and shortest >= _TRIAL and not self.job.training.loader_workers:
+            yield [Part(index, branch.left // _TRIAL, 0.0) for index, branch in enumerate(branches)]
+        usual = max(self._pace.values(), default=1.0)
+        costs = [self._pace.get(_name(branch), usual) for branch in branches]
+        yield divide([branch.left for branch in branches], costs, self.workers)
+
+    def _hand_out(self, branches: list[_Branch], waiting: list[Part], redo: list[_Task]) -> None:
+        for worker in self.team.free():
+            if redo:
+                task = redo.pop(0)
+            else:
+                part = next((part for part in waiting if not branches[part.branch].is_busy), None)
+                if part is None:
+                    return
+                waiting.remove(part)
+                task = _Task(part, {})
+            branch = branches[task.part.branch]
+            branch.is_busy = True
+            start = self.shelf.place(branch.state)
+            task.spare = task.spare or self.shelf.spare(start)
+            order = _Order(
+                replace(branch.segment, steps=task.part.steps),
+                rest_to_wire(branch.state),
+                address_of(start),
+                address_of(task.spare),
+                [key for key in worker.knows if key not in self.shelf.alive],
+            )
+            self._begin(worker, task, order, [start, task.spare])
+
+    def _begin(self, worker: Worker, task: Any, order: Any, slots: list[Slot]) -> None:
+        memories = self.shelf.unknown(worker.knows, slots)
+        worker.knows = {key for key in worker.knows if key in self.shelf.alive} | {m.key for m in memories}
+        worker.begin(task, order, memories)
+
+    def _take_in(self, event: Event, branches: list[_Branch], redo: list[_Task]) -> None:
+        task: _Task = event.job
+        branch = branches[task.part.branch]
+        if event.kind == "failed":
+            raise WorkerError(event.value)
+        if event.kind == "died":
+            if task.attempts == ATTEMPTS:
+                raise ProblemError(
+                    f"branch {branch.segment.mixture.name!r} ended {ATTEMPTS} worker processes at steps "
+                    f"{branch.state.step} to {branch.state.step + task.part.steps}, the last with {event.value}. What "
+                    "is in the run's folder is intact: resume it, with fewer workers."
+                )
+            redo.append(replace(task, attempts=task.attempts + 1))
+            return
+        answer: _Answer = event.value
+        self.shelf.adopt(event.memories)
+        event.worker.knows |= {memory.key for memory in event.memories}
+        _take_rest(branch.state, from_wire(answer.rest))
+        self.shelf.install(branch.state, self.shelf.find(answer.rows))
+        self.bench.place(branch.state)
+        result = BranchResult(branch.state, **answer.result)
+        self._pace[_name(branch)] = result.seconds / task.part.steps
+        branch.results.append(result)
+        branch.left -= task.part.steps
+        branch.is_busy = False
+
+
+def _name(branch: _Branch) -> tuple[str, str]:
+    return branch.segment.phase, branch.segment.mixture.name
+
+
+def _take_rest(state: State, other: State) -> None:
+    """Overwrite all of a state but its rows."""
+    for item in fields(State):
+        if item.name not in ("rows", "optimizer_rows"):
+            setattr(state, item.name, getattr(other, item.name))
+
+
+def _joined(branch: _Branch) -> BranchResult:
+    """Return the result of a segment from those of its parts: the same as if it had not been cut."""
+    first, *others = branch.results
+    sums, counts = dict(first.sums), dict(first.counts)
+    reports = {what: dict(found) for what, found in first.reports.items()}
+    for result in others:
+        for task, part in result.sums.items():
+            sums[task] = add_exactly(sums.get(task, []), part)
+            counts[task] = counts.get(task, 0) + result.counts[task]
+        for what, found in result.reports.items():
+            for task, count in found.items():
+                known = reports.setdefault(what, {})
+                known[task] = known.get(task, 0) + count
+    return replace(
+        first,
+        losses={task: total(part) / counts[task] for task, part in sums.items()},
+        sums=sums,
+        counts=counts,
+        seconds=sum(result.seconds for result in branch.results),
+        reports=reports,
+    )
+
+
+@dataclass(frozen=True)
+class Enlist:
+    """Makes the handler of a worker process: the worker's own bench, problem and device."""
+
+    job: Job
+
+    def __call__(self, index: int) -> Handler:
+        """Return what does this worker's jobs."""
+        job = self.job
+        if job.rebuild is not None:
+            job.problem = job.rebuild()
+        torch.set_num_threads(job.threads)
+        return _Hand(Crew(job, job.training.bench(job.model)))
+
+
+class _Hand:
+    """One worker process at its work."""
+
+    def __init__(self, crew: Crew) -> None:
+        self.crew, self.desk = crew, Desk()
+
+    def __call__(self, order: _Order, memories: list[Memory], tell: Tell) -> tuple[_Answer, list[Memory]]:
+        """Train a segment in the spare rows."""
+        self.desk.note(memories, order.gone)
+        rows = self.desk.find(order.spare)
+        for key, row in self.desk.find(order.start).items():
+            rows[key].copy_(row)
+        state = self.crew.bench.place(with_rows(from_wire(order.rest), rows))
+        result = self.crew.train_here(order.segment, state)
+        address, made = self.desk.publish(rows_of(result.state), order.spare)
+        plain = {item.name: getattr(result, item.name) for item in fields(BranchResult) if item.name != "state"}
+        return _Answer(plain, rest_to_wire(result.state), address), made

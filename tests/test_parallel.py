@@ -1,0 +1,283 @@
+"""Branches in worker processes: the bits of the serial run, whatever dies, and nothing left behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing import active_children
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+import forkmerge as fm
+from forkmerge import shelf as shelf_module
+from forkmerge import workers as workers_module
+from forkmerge.execution import Crew, Job, Segment, open_crew
+from forkmerge.shelf import rest_to_wire
+from forkmerge.state import State
+from forkmerge.workers import WorkerError
+from problems import (
+    ADAM,
+    TASKS,
+    conv_net,
+    domains_problem,
+    evaluation,
+    examples,
+    facts,
+    fit,
+    noisy_net,
+    same_bits,
+    seeded,
+    shared_losses,
+    shared_problem,
+)
+
+SHM = Path("/dev/shm")
+
+
+class TestTheSameBits:
+    """Segments long enough to be cut, so that branches change workers in the middle of a round."""
+
+    @pytest.mark.parametrize(
+        ("workers", "algorithm", "problem", "net", "options"),
+        [
+            (
+                3,
+                fm.ForkMerge("per_auxiliary", interval=32, floor=True, optimizer_state="average"),
+                domains_problem(),
+                conv_net,
+                {
+                    "optimizer": fm.OptimizerOf("AdamW", lr=0.01, amsgrad=True),
+                    "scheduler": fm.SchedulerOf("StepLR", step_size=7),
+                    "channels_last": True,
+                },
+            ),
+            (
+                2,
+                fm.ForkMerge("per_auxiliary", interval=32, method="gradnorm", prune_to=2),
+                shared_problem(),
+                noisy_net,
+                {"optimizer": ADAM, "precision": "float16", "clip_norm": 1.0},
+            ),
+        ],
+        ids=["AdamW, BatchNorm, channels_last", "a method with state, float16"],
+    )
+    def test_worker_processes_give_the_bits_of_the_serial_run(
+        self, workers: int, algorithm: Any, problem: Any, net: Any, options: Any
+    ) -> None:
+        serial = fit(algorithm, problem, net, steps=64, **options)
+        other = fit(algorithm, problem, net, steps=64, workers=workers, **options)
+        assert not active_children()
+        assert same_bits(serial, other)
+        assert facts(serial) == facts(other)
+
+
+@dataclass(frozen=True)
+class Deadly:
+    """Losses that end the process, or let it end later, while a file says so."""
+
+    folder: Path
+
+    def __call__(self, model: nn.Module, batch: Any, tasks: Sequence[str], context: fm.Context) -> dict[str, Tensor]:
+        if "odd" in tasks and context.step % 10 == 5:
+            if (self.folder / "always").exists():
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self._once("at a step"):
+                model.body[0].weight.data.fill_(float("nan"))  # what it leaves behind must not matter
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self._once("at the end"):
+                shelf_module.Desk.publish = _die  # type: ignore[method-assign]
+            if self._once("raise"):
+                raise ValueError("label out of range")
+        return shared_losses(model, batch, tasks, context)
+
+    def _once(self, name: str) -> bool:
+        file = self.folder / name
+        if not file.exists():
+            return False
+        file.unlink()
+        return True
+
+
+def _die(*_: Any) -> Any:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def deadly_job(folder: Path) -> Job:
+    stream = fm.Stream(TensorDataset(*examples(16, 1)), Deadly(folder), TASKS, 8)
+    problem = fm.Problem("tgt", stream, evaluation())
+    return Job(problem, seeded(noisy_net), fm.Training(ADAM), 0, 1)
+
+
+SEGMENTS = [
+    Segment("search", fm.Mixture(name, weights), 10)
+    for name, weights in {
+        "alone": {"tgt": 1.0},
+        "aux": {"tgt": 1.0, "aux": 1.0},
+        "odd": {"tgt": 1.0, "odd": 1.0},
+    }.items()
+]
+
+
+def trained(crew: Crew, rounds: int = 2) -> list[State]:
+    """The three branches after some rounds of ten steps."""
+    initial = crew.bench.initial()
+    states = [initial.clone() for _ in SEGMENTS]
+    for _ in range(rounds):
+        assert [result.state for result in crew.train(SEGMENTS, states)] == states
+    return states
+
+
+def plain(states: Sequence[State]) -> list[dict[str, Tensor]]:
+    return [{**s.rows, **s.buffers, **s.optimizer_rows, "step": torch.tensor(s.step)} for s in states]
+
+
+@pytest.fixture(scope="class")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("deadly")
+
+
+@pytest.fixture(scope="class")
+def crew(folder: Path) -> Iterator[Any]:
+    with open_crew(deadly_job(folder), 2) as crew:
+        yield crew
+
+
+@pytest.fixture(scope="class")
+def undisturbed(folder: Path) -> list[dict[str, Tensor]]:
+    with open_crew(deadly_job(folder), 1) as crew:
+        return plain(trained(crew))
+
+
+def agree(states: Sequence[State], others: Sequence[dict[str, Tensor]]) -> bool:
+    return all(same_bits(one, other) for one, other in zip(plain(states), others, strict=True))
+
+
+@pytest.mark.xdist_group("crew")
+class TestDeaths:
+    def test_rows_stay_in_shared_memory_and_do_not_travel(self, crew: Any, undisturbed: Any) -> None:
+        states = trained(crew)
+        assert agree(states, undisturbed)
+        before = [row.data_ptr() for row in states[0].rows.values()]
+        crew.shelf.place(states[0])
+        assert [row.data_ptr() for row in states[0].rows.values()] == before
+        wide = State(0, {"float32": torch.zeros(10**6)}, optimizer_rows={"exp_avg/float32": torch.zeros(10**6)})
+        assert len(pickle.dumps(rest_to_wire(wide))) < 2000
+
+    def test_memory_goes_with_the_states_that_had_it(self, crew: Any) -> None:
+        states = trained(crew)
+        gc.collect()
+        held = len(crew.shelf.alive)
+        crew.bench.initial()  # the module lets go of the rows it was last attached to
+        del states
+        gc.collect()
+        assert len(crew.shelf.alive) <= held - 3  # a row of parameters per branch, at least
+
+    @pytest.mark.parametrize("when", ["at a step", "at the end"])
+    def test_a_segment_whose_worker_is_killed_is_done_again(
+        self, when: str, crew: Any, folder: Path, undisturbed: Any
+    ) -> None:
+        (folder / when).touch()
+        assert agree(trained(crew), undisturbed)
+        assert not (folder / when).exists()
+
+    def test_a_worker_killed_while_idle_is_replaced(self, crew: Any, undisturbed: Any) -> None:
+        for worker in crew.team.workers:
+            os.kill(worker.process.pid, signal.SIGKILL)
+        assert agree(trained(crew), undisturbed)
+
+    def test_a_branch_that_ends_every_worker_is_named(self, crew: Any, folder: Path, undisturbed: Any) -> None:
+        (folder / "always").touch()
+        with pytest.raises(fm.ProblemError, match=r"branch 'odd' ended 3 worker processes at steps 0 to 10.*SIGKILL"):
+            trained(crew)
+        (folder / "always").unlink()
+        assert agree(trained(crew), undisturbed)  # what was still in hand is forgotten
+
+
+@dataclass(frozen=True)
+class Rebuild:
+    """A problem that cannot be made in a worker."""
+
+    how: str
+
+    def __call__(self) -> fm.Problem:
+        if self.how == "raise":
+            raise OSError("the data set is not on this machine")
+        os._exit(3)
+
+
+class TestStarting:
+    @pytest.mark.parametrize(
+        ("how", "error", "message"),
+        [
+            ("raise", WorkerError, r"(?s)Traceback.*OSError: the data set is not on this machine"),
+            ("exit", fm.ProblemError, r"could not start: it ended with exit code 3.*__main__.*workers=1"),
+        ],
+    )
+    def test_a_worker_that_cannot_start_is_an_error(self, how: str, error: Any, message: str) -> None:
+        with pytest.raises(error, match=message):
+            fit(workers=2, rebuild=Rebuild(how))
+        assert not active_children()
+
+    def test_a_worker_that_says_nothing_is_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(workers_module, "_START_LIMIT", 0.0)
+        with pytest.raises(fm.ProblemError, match="could not start: nothing was heard of it for 0 seconds"):
+            fit(workers=2)
+
+
+SCRIPT = """
+import time
+from multiprocessing import active_children
+from problems import fit
+
+def observe(event):
+    if event["event"] == "segment":
+        print(*(child.pid for child in active_children()), flush=True)
+        time.sleep(60)
+
+if __name__ == "__main__":
+    fit(workers=2, observe=observe)
+"""
+
+
+def test_a_killed_run_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    before = set(os.listdir(SHM)) if SHM.is_dir() else set()
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
+    process = subprocess.Popen(
+        [sys.executable, "script.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    pids = [int(word) for word in process.stdout.readline().split()]
+    assert len(pids) == 2
+    process.kill()
+    process.communicate(timeout=60)
+    deadline = time.monotonic() + 30
+    while any(_is_alive(pid) for pid in pids):
+        assert time.monotonic() < deadline, "a worker outlived its run"
+        time.sleep(0.1)
+    left = set(os.listdir(SHM)) - before if SHM.is_dir() else set()
+    assert not {name for name in left if name.startswith(("fm-", "torch_", "psm_"))}
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
