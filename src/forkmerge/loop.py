@@ -19,7 +19,7 @@ from forkmerge.order import derive, pick_task, set_random_state
 from forkmerge.probe import Probe, Reading
 from forkmerge.problem import Context, Problem, Stream
 from forkmerge.scoring import device_of
-from forkmerge.sums import add_exactly, total
+from forkmerge.sums import add_exactly, rounded
 from forkmerge.workbench import Workbench
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class Loop:
     @property
     def mean_losses(self) -> dict[str, float]:
         """The mean loss of every task over the segment, once it is over."""
-        return {task: total(parts) / len(self.losses[task]) for task, parts in self.loss_sums.items()}
+        return {task: rounded(parts) / len(self.losses[task]) for task, parts in self.loss_sums.items()}
 
     @cached_property
     def loss_sums(self) -> dict[str, list[float]]:

@@ -15,7 +15,7 @@ from forkmerge.memory import Memory
 from forkmerge.schedule import Part, divide
 from forkmerge.shelf import Address, Desk, Shelf, Slot, address_of, from_wire, rest_to_wire, rows_of, with_rows
 from forkmerge.state import State
-from forkmerge.sums import add_exactly, total
+from forkmerge.sums import add_exactly, rounded
 from forkmerge.workbench import Workbench
 from forkmerge.workers import ATTEMPTS, Event, Handler, Team, Tell, Worker, WorkerError
 
@@ -183,7 +183,7 @@ def _joined(branch: _Branch) -> BranchResult:
                 known[task] = known.get(task, 0) + count
     return replace(
         first,
-        losses={task: total(part) / counts[task] for task, part in sums.items()},
+        losses={task: rounded(part) / counts[task] for task, part in sums.items()},
         sums=sums,
         counts=counts,
         seconds=sum(result.seconds for result in branch.results),

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 def add_exactly(parts: Iterable[float], values: Iterable[float]) -> list[float]:
     """Add values to a sum kept as numbers that do not overlap, without any rounding.
 
-    The list is the exact sum of all values ever added, so `total` of it is the same however the values were
+    The list is the exact sum of all values ever added, so `rounded` of it is the same however the values were
     grouped. Once a value is not finite, the sum is not either.
 
     References:
@@ -35,7 +35,7 @@ def add_exactly(parts: Iterable[float], values: Iterable[float]) -> list[float]:
     return [value for value in kept if value] or [0.0]
 
 
-def total(parts: Iterable[float]) -> float:
+def rounded(parts: Iterable[float]) -> float:
     """Return a sum rounded once."""
     held = list(parts)
     return math.fsum(held) if all(map(math.isfinite, held)) else sum(held)

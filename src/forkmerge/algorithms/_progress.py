@@ -9,7 +9,7 @@ from typing import Any
 from forkmerge.branch import Mixture
 from forkmerge.run import Round
 from forkmerge.state import State
-from forkmerge.sums import add_exactly, total
+from forkmerge.sums import add_exactly, rounded
 
 
 @dataclass
@@ -84,7 +84,7 @@ class Progress:
 
     def mean_losses(self, branch: str) -> dict[str, float]:
         """The round's mean loss per task."""
-        return {task: total(parts) / count for task, (parts, count) in self.losses.get(branch, {}).items()}
+        return {task: rounded(parts) / count for task, (parts, count) in self.losses.get(branch, {}).items()}
 
     def next_round(self) -> None:
         """Forget what belongs to the current round alone."""
