@@ -24,6 +24,8 @@ import forkmerge as fm
 from forkmerge import shelf as shelf_module
 from forkmerge import workers as workers_module
 from forkmerge.execution import Crew, Job, Segment, open_crew
+from forkmerge.parallel import Enlist
+from forkmerge.scoring import device_of
 from forkmerge.shelf import rest_to_wire
 from forkmerge.state import State
 from forkmerge.workers import WorkerError
@@ -50,10 +52,10 @@ class TestTheSameBits:
     """Segments long enough to be cut, so that branches change workers in the middle of a round."""
 
     @pytest.mark.parametrize(
-        ("workers", "algorithm", "problem", "net", "options"),
+        ("where", "algorithm", "problem", "net", "options"),
         [
             (
-                3,
+                {"workers": 3},
                 fm.ForkMerge("per_auxiliary", interval=32, floor=True, optimizer_state="average"),
                 domains_problem(),
                 conv_net,
@@ -64,7 +66,7 @@ class TestTheSameBits:
                 },
             ),
             (
-                2,
+                {"devices": ["cpu", "cpu"]},
                 fm.ForkMerge("per_auxiliary", interval=32, method="gradnorm", prune_to=2),
                 shared_problem(),
                 noisy_net,
@@ -74,10 +76,10 @@ class TestTheSameBits:
         ids=["AdamW, BatchNorm, channels_last", "a method with state, float16"],
     )
     def test_worker_processes_give_the_bits_of_the_serial_run(
-        self, workers: int, algorithm: Any, problem: Any, net: Any, options: Any
+        self, where: Any, algorithm: Any, problem: Any, net: Any, options: Any
     ) -> None:
         serial = fit(algorithm, problem, net, steps=64, **options)
-        other = fit(algorithm, problem, net, steps=64, workers=workers, **options)
+        other = fit(algorithm, problem, net, steps=64, **where, **options)
         assert not active_children()
         assert same_bits(serial, other)
         assert facts(serial) == facts(other)
@@ -203,6 +205,42 @@ class TestDeaths:
             trained(crew)
         (folder / "always").unlink()
         assert agree(trained(crew), undisturbed)  # what was still in hand is forgotten
+
+
+class TestDevices:
+    def test_worker_i_trains_on_device_i_modulo_their_number(self) -> None:
+        devices = (torch.device("cpu"), torch.device("meta"))
+        for index, device in enumerate(devices * 2):
+            job = Job(shared_problem(), seeded(noisy_net), fm.Training(ADAM), 0, 1, devices=devices)
+            hand = Enlist(job)(index)
+            assert device_of(hand.crew.bench.model) == device
+
+    @pytest.mark.parametrize(
+        ("devices", "message"),
+        [
+            ("cuda", r"devices must be a list such as \['cuda:0', 'cuda:1'\], got 'cuda'"),
+            ([], "devices must be a list"),
+            (["cpu", "gpu:1"], "device 'gpu:1' cannot be used"),
+            (["cpu", 1.5], "device '1.5' cannot be used"),
+            (["meta"], "device 'meta' cannot be used: it holds no numbers"),
+        ],
+    )
+    def test_bad_names_are_refused_before_training(self, devices: Any, message: str) -> None:
+        with pytest.raises(fm.ProblemError, match=message):
+            fit(devices=devices, observe=lambda event: pytest.fail("it has begun"))
+
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+    def test_devices_that_the_machine_lacks_are_refused_before_training(self) -> None:
+        with pytest.raises(fm.ProblemError, match="device 'cuda:0' cannot be used"):
+            fit(devices=["cuda:0"], observe=lambda event: pytest.fail("it has begun"))
+
+    def test_devices_of_several_kinds_are_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("forkmerge.devices._device", torch.device)
+        with pytest.raises(fm.ProblemError, match=r"of one kind.*got cpu and cuda"):
+            fit(devices=["cpu", "cuda:0"])
+
+    def test_one_device_needs_no_process(self) -> None:
+        assert same_bits(fit(devices=["cpu"], workers=1), fit())
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from forkmerge.branch import BranchResult, Mixture, Training, train_branch
+from forkmerge.devices import place_model
 from forkmerge.problem import Problem
 from forkmerge.state import State
 from forkmerge.workbench import Workbench
@@ -26,6 +27,7 @@ class Job:
         seed: The run's seed.
         threads: Threads per branch.
         rebuild: Makes the problem anew in a worker, where pickling it would be slow or impossible.
+        devices: Where workers train, in turn; none leaves the model where it is.
     """
 
     problem: Problem
@@ -34,6 +36,7 @@ class Job:
     seed: int
     threads: int
     rebuild: Callable[[], Problem] | None = None
+    devices: tuple[torch.device, ...] = ()
 
     def problem_for(self, phase: str) -> Problem:
         """The problem of a phase: a refit trains on the validation labels, too."""
@@ -104,7 +107,10 @@ def open_crew(job: Job, workers: int) -> Iterator[Crew]:
         from forkmerge.workers import Team
 
         sent = job if job.rebuild is None else replace(job, problem=None)  # type: ignore[arg-type]  # rebuilt there
+        if job.devices:
+            job.model.to("cpu")  # or every worker would make it on the first device before it moves to its own
         team = Team(Enlist(sent), workers)
+        place_model(job.model, job.devices)
         try:
             yield ProcessCrew(job, job.training.bench(job.model), workers, team)
         finally:

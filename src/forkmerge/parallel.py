@@ -203,6 +203,11 @@ class Enlist:
         if job.rebuild is not None:
             job.problem = job.rebuild()
         torch.set_num_threads(job.threads)
+        if job.devices:
+            device = job.devices[index % len(job.devices)]
+            if device.type == "cuda":
+                torch.cuda.set_device(device)
+            job.model.to(device)
         return _Hand(Crew(job, job.training.bench(job.model)))
 
 

@@ -22,6 +22,7 @@ from forkmerge.algorithms._rounds import branches_of
 from forkmerge.algorithms._settings import Settings
 from forkmerge.branch import Mixture, Training
 from forkmerge.checks import check_run
+from forkmerge.devices import check_devices, place_model, resolve_workers
 from forkmerge.errors import ProblemError
 from forkmerge.execution import Crew, Job, Segment, open_crew
 from forkmerge.formats import memory_format
@@ -104,7 +105,7 @@ class Sizes:
 def plan_run(recipe: Recipe, *, workers: int | None = None) -> Plan:
     """Return what a recipe would do and cost; everything that `fit` refuses is refused here, too."""
     options = dict(recipe.options)
-    workers = workers or options.get("workers", 1)
+    workers = resolve_workers(workers or options.get("workers"), options.get("devices"))
     if not isinstance(recipe.steps, int) or recipe.steps < 1:
         raise ProblemError(f"steps must be a positive integer, got {recipe.steps!r}.")
     problem, settings = recipe.problem.sealed(), recipe.algorithm.settings(recipe.problem)
@@ -112,6 +113,7 @@ def plan_run(recipe: Recipe, *, workers: int | None = None) -> Plan:
     known = {item.name: given[item.name] for item in fields(Training) if item.name in given}
     training, seed = Training(recipe.optimizer, **known), options.get("seed", 0)
     model = build_model(recipe.model, seed)
+    place_model(model, check_devices(options.get("devices")))
     threads = options.get("threads") or max(torch.get_num_threads() // workers, 1)
     check = partial(check_run, problem, model, training, settings, seed)
     with memory_format(model, training.channels_last, training.precision, check) as is_channels_last:
@@ -254,8 +256,8 @@ def estimate_memory(settings: Settings, sizes: Sizes, branches: int, workers: in
         "gradients": sizes.weights,
         "fixed": sizes.fixed,
         "held": held * (sizes.weights + sizes.buffers),
-        # A worker holds a branch, its gradients, and the branch again while it is sent.
-        "workers": workers * (2 * branch + sizes.weights + sizes.fixed) if workers > 1 else 0,
+        # Every worker trains in a spare branch; what is never trained lies in memory that all of them share.
+        "workers": workers * (branch + sizes.weights) + sizes.fixed if workers > 1 else 0,
     }
     return {**{part: count for part, count in parts.items() if count}, "total": sum(parts.values())}
 
@@ -310,10 +312,7 @@ def _training_seconds(settings: Settings, rounds: Sequence[Stretch], trial: _Tri
 
 
 def _makespan(seconds: Sequence[float], workers: int) -> float:
-    loads = [0.0] * workers
-    for value in seconds:
-        loads[loads.index(min(loads))] += value
-    return max(loads)
+    return max([*seconds, sum(seconds) / workers])  # branches change workers where that keeps all busy
 
 
 def _bn_batches(settings: Settings, model: nn.Module, rounds: Sequence[Stretch]) -> int:

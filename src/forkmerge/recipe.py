@@ -37,6 +37,7 @@ _TRAINING = (
     "paired",
     "gradients",
     "threads",
+    "devices",
     "checkpoint_every",
 )
 

@@ -23,6 +23,7 @@ from forkmerge.algorithms._fit import (
 )
 from forkmerge.algorithms._rounds import Observe
 from forkmerge.branch import Training
+from forkmerge.devices import resolve_workers
 from forkmerge.errors import ProblemError
 from forkmerge.problem import Problem
 from forkmerge.run import Round, Run, environment
@@ -122,7 +123,7 @@ class Composed(Algorithm):
         optimizer: OptimizerFactory,
         steps: int,
         seed: int = 0,
-        workers: int = 1,
+        workers: int | None = None,
         threads: int | None = None,
         folder: str | os.PathLike[str] | None = None,
         resume: bool = False,
@@ -132,6 +133,7 @@ class Composed(Algorithm):
         **options: Any,
     ) -> Run:
         """Train and return the run; see `Algorithm.fit`. Parts are kept in subfolders of `folder`."""
+        workers = resolve_workers(workers, options.get("devices"))
         _check_counts(steps=steps, workers=workers)
         module, sealed, resume = build_model(model, seed), problem.sealed(), resume and is_started(folder)
         self.branch_steps(sealed, steps)  # refuses what cannot be divided into parts before anything is written

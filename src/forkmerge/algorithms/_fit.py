@@ -21,6 +21,7 @@ from forkmerge.algorithms._rounds import Observe, Rounds
 from forkmerge.algorithms._settings import Settings
 from forkmerge.branch import Precision, Training
 from forkmerge.checks import check_run
+from forkmerge.devices import Devices, check_devices, place_model, resolve_workers
 from forkmerge.disk import is_unused
 from forkmerge.errors import ProblemError, StoreError
 from forkmerge.execution import Job, open_crew
@@ -59,7 +60,8 @@ class Algorithm(ABC):
         paired: bool = True,
         gradients: Literal["parameters", "representation"] = "parameters",
         seed: int = 0,
-        workers: int = 1,
+        workers: int | None = None,
+        devices: Devices | None = None,
         threads: int | None = None,
         folder: str | os.PathLike[str] | None = None,
         resume: bool = False,
@@ -86,7 +88,9 @@ class Algorithm(ABC):
             gradients: Where gradient methods compare tasks: at the shared "parameters", or, approximately and
                 cheaper, at the declared "representation".
             seed: Of the model's initialisation (where `model` makes it), the data order and all randomness.
-            workers: Processes that train branches; 1 trains them here, one after the other.
+            workers: Processes that train branches; 1, the default without devices, trains them here in turn.
+            devices: Where they train: worker i on device i modulo their number, one worker each by default. The model
+                is moved to the first. None leaves everything on the model's own device.
             threads: Threads per branch; None divides torch's number by `workers`. The bits depend on it.
             folder: Where the run is recorded and checkpointed; None keeps nothing on disk.
             resume: Continue the run in `folder`, if there is one, to the same bits.
@@ -108,9 +112,11 @@ class Algorithm(ABC):
             method=method_from(settings.method),
             gradients=gradients,
         )
-        _check_counts(steps=steps, workers=workers)
-        _check_counts(may_be_none=True, threads=threads, checkpoint_every=checkpoint_every)
+        _check_counts(steps=steps)
+        _check_counts(may_be_none=True, workers=workers, threads=threads, checkpoint_every=checkpoint_every)
+        workers, placed = resolve_workers(workers, devices), check_devices(devices)
         module = build_model(model, seed)
+        place_model(module, placed)
         if settings.keep_branches and folder is None:
             raise ProblemError("keep_branches=True needs a folder to keep them in: pass folder=….")
         stored = stored_training(folder, resume)
@@ -119,7 +125,7 @@ class Algorithm(ABC):
         check = partial(check_run, sealed, module, training, settings, seed)
         with memory_format(module, wanted, precision, check) as is_channels_last:
             training = replace(training, channels_last=is_channels_last)
-            job = Job(sealed, module, training, seed, threads, rebuild)
+            job = Job(sealed, module, training, seed, threads, rebuild, placed)
             config = run_config(self, sealed, module, training, source, steps=steps, seed=seed, threads=threads)
             rounds = partial(Rounds, settings, steps=steps, observe=observe, checkpoint_every=checkpoint_every)
             return self._run(job, config, rounds, workers, folder, resume)

@@ -165,13 +165,13 @@ class WeightGrid(Composed):
         )
         if parts.workers > 1:
             shared = shared if parts.rebuild is None else replace(shared, problem=None, rebuild=parts.rebuild)
-        jobs = [(name, self._joint(weights)) for name, weights in grid.items()]
+        jobs = [(place, name, self._joint(weights)) for place, (name, weights) in enumerate(grid.items())]
         found: dict[int, _Trained] = {}
         news = lambda _, event: parts.observe(event) if event else None  # noqa: E731
         for index, result in run_calls(partial(_train_point, shared), jobs, parts.workers, news):
             if isinstance(result, Failure):
                 raise ProblemError(
-                    f"the run with task weights {dict(jobs[index][1].task_weights or {})}: {result.error}"
+                    f"the run with task weights {dict(jobs[index][2].task_weights or {})}: {result.error}"
                 )
             found[index] = result
         return [found[index] for index in range(len(jobs))]
@@ -216,8 +216,11 @@ class _Trained:
     tensors: bytes | None
 
 
-def _train_point(shared: _Shared, job: tuple[str, Joint], tell: Tell) -> _Trained:
-    name, algorithm = job
+def _train_point(shared: _Shared, job: tuple[int, str, Joint], tell: Tell) -> _Trained:
+    place, name, algorithm = job
+    options = dict(shared.options)
+    if options.get("devices"):
+        options["devices"] = [options["devices"][place % len(options["devices"])]]
     problem = shared.problem
     if problem is None:
         assert shared.rebuild is not None
@@ -230,7 +233,7 @@ def _train_point(shared: _Shared, job: tuple[str, Joint], tell: Tell) -> _Traine
         folder=folder,
         resume=is_started(folder),
         observe=tell,
-        **shared.options,
+        **options,
     )
     model = run.model
     assert model is not None
