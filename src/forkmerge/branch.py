@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 
+from forkmerge.compiling import backend_of, install
 from forkmerge.errors import ProblemError, check_name
 from forkmerge.formats import suits_channels_last, to_channels_last
 from forkmerge.loop import Loop
@@ -55,6 +56,7 @@ class Training:
         accumulate: Micro-batches per step; the step's gradient is their mean.
         precision: "float32", or autocast to "bfloat16" or "float16" (the latter with a gradient scaler).
         channels_last: Keep convolution weights in channels-last memory format; None decides by rule.
+        compile: Whether forward passes are compiled by `torch.compile`: True, or the name of a backend.
         loader_workers: Processes that read examples; the run's bits do not depend on it.
         paired: Whether branches see the same batches (True), or each its own.
         method: How the tasks of a branch are combined; None sums their weighted losses. A branch with one task
@@ -69,6 +71,7 @@ class Training:
     accumulate: int = 1
     precision: Precision = "float32"
     channels_last: bool | None = None
+    compile: bool | str = False
     loader_workers: int = 0
     paired: bool = True
     method: Method | None = None
@@ -88,6 +91,8 @@ class Training:
             raise ProblemError(f"clip_norm must be positive, got {self.clip_norm!r}.")
         if self.channels_last not in (None, True, False):
             raise ProblemError(f"channels_last must be True, False or None (by rule), got {self.channels_last!r}.")
+        if self.compile:
+            backend_of(self.compile)
         if not isinstance(self.loader_workers, int) or self.loader_workers < 0:
             raise ProblemError(f"loader_workers must be an integer ≥ 0, got {self.loader_workers!r}.")
         if self.gradients not in ("parameters", "representation"):
@@ -99,6 +104,8 @@ class Training:
         """Return the workbench that trains `model` this way."""
         if suits_channels_last(model, self.precision) if self.channels_last is None else self.channels_last:
             to_channels_last(model)
+        if self.compile:
+            install(model, self.compile)
         scaler = torch.amp.GradScaler(device_of(model).type, enabled=self.precision == "float16")
         return Workbench(model, self.optimizer, self.scheduler, scaler)
 

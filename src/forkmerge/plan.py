@@ -117,8 +117,8 @@ def plan_run(recipe: Recipe, *, workers: int | None = None) -> Plan:
     threads = options.get("threads") or max(torch.get_num_threads() // workers, 1)
     check = partial(check_run, problem, model, training, settings, seed)
     with memory_format(model, training.channels_last, training.precision, check) as is_channels_last:
-        # Loader processes take longer to start than two steps take; reading here instead gives an upper bound.
-        tried = replace(training, loader_workers=0, channels_last=is_channels_last)
+        # Loader processes and compilers take longer to start than two steps take; without, this is an upper bound.
+        tried = replace(training, loader_workers=0, channels_last=is_channels_last, compile=False)
         trial = _try(Job(problem, model, tried, seed, threads), settings)
     branches, count = trial.branches, len(trial.branches)
     rounds = foresee_rounds(settings, recipe.steps, count)

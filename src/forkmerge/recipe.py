@@ -33,6 +33,7 @@ _TRAINING = (
     "accumulate",
     "precision",
     "channels_last",
+    "compile",
     "loader_workers",
     "paired",
     "gradients",

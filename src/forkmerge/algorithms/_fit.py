@@ -21,6 +21,7 @@ from forkmerge.algorithms._rounds import Observe, Rounds
 from forkmerge.algorithms._settings import Settings
 from forkmerge.branch import Precision, Training
 from forkmerge.checks import check_run
+from forkmerge.compiling import compiled
 from forkmerge.devices import Devices, check_devices, place_model, resolve_workers
 from forkmerge.disk import is_unused
 from forkmerge.errors import ProblemError, StoreError
@@ -56,6 +57,7 @@ class Algorithm(ABC):
         accumulate: int = 1,
         precision: Precision = "float32",
         channels_last: bool | None = None,
+        compile: bool | str = False,
         loader_workers: int = 0,
         paired: bool = True,
         gradients: Literal["parameters", "representation"] = "parameters",
@@ -83,6 +85,8 @@ class Algorithm(ABC):
             precision: "float32", or autocast to "bfloat16" or "float16".
             channels_last: Keep convolution weights in channels-last memory format while training; None decides by a
                 rule of structure, device and precision. The bits depend on it.
+            compile: Whether forward passes are compiled by `torch.compile`: True, or the name of a backend. The bits
+                depend on it.
             loader_workers: Processes that read examples.
             paired: Whether all branches see the same batches.
             gradients: Where gradient methods compare tasks: at the shared "parameters", or, approximately and
@@ -107,6 +111,7 @@ class Algorithm(ABC):
             accumulate=accumulate,
             precision=precision,
             channels_last=channels_last,
+            compile=compile,
             loader_workers=loader_workers,
             paired=paired,
             method=method_from(settings.method),
@@ -123,7 +128,7 @@ class Algorithm(ABC):
         threads = threads or stored.get("threads") or max(torch.get_num_threads() // workers, 1)
         wanted = stored.get("channels_last") if channels_last is None else channels_last
         check = partial(check_run, sealed, module, training, settings, seed)
-        with memory_format(module, wanted, precision, check) as is_channels_last:
+        with memory_format(module, wanted, precision, check) as is_channels_last, compiled(module, compile, check):
             training = replace(training, channels_last=is_channels_last)
             job = Job(sealed, module, training, seed, threads, rebuild, placed)
             config = run_config(self, sealed, module, training, source, steps=steps, seed=seed, threads=threads)
