@@ -109,9 +109,9 @@ def test_many_batch_sizes_never_fall_back_to_uncompiled_code(graphs: list[int]) 
     net = Net(Odd())
     torch._dynamo.reset()
     with compiled(net, True, lambda: None):
-        for size in range(2, 22):
+        for size in range(2, 12):
             net(torch.ones(size, 6))
-    assert len(graphs) == 20  # the default limit of torch is 8; after it, calls would run as they are
+    assert len(graphs) == 10  # the default limit of torch is 8; after it, calls would run as they are
 
 
 def test_gradient_methods_may_pass_backward_several_times() -> None:
@@ -126,8 +126,7 @@ def test_channels_last_weights_are_compiled_as_such(graphs: list[int]) -> None:
     assert same_bits(run, fit(net=lambda: seeded(wide_net)))
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_interrupted_or_in_workers_a_compiled_run_has_the_same_bits(tmp_path: Path, workers: int) -> None:
+def test_interrupted_and_resumed_in_workers_a_compiled_run_has_the_same_bits(tmp_path: Path) -> None:
     algorithm = fm.ForkMerge(interval=4)
     whole = fit(algorithm, net=noisy_net, compile=EAGER)
 
@@ -139,7 +138,7 @@ def test_interrupted_or_in_workers_a_compiled_run_has_the_same_bits(tmp_path: Pa
     with pytest.raises(KeyboardInterrupt):
         fit(algorithm, **options, compile=EAGER, observe=stop)
     torch._dynamo.reset()
-    again = fit(algorithm, **options, compile=EAGER, resume=True, workers=workers)
+    again = fit(algorithm, **options, compile=EAGER, resume=True, workers=2)
     assert same_bits(whole, again)
     assert facts(whole) == facts(again)
     with pytest.raises(fm.StoreError, match=r"training\.compile was 'aot_eager' and is False now"):

@@ -248,11 +248,12 @@ class TestBadInput:
 
 
 class ImageNet(nn.Module):
-    """Two heads on a small convolution."""
+    """Two heads on convolutions of enough channels to be trained in channels-last format."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.body = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        layers = [nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 4, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+        self.body = nn.Sequential(*layers)
         self.heads = nn.ModuleDict({task: nn.Linear(4, 2) for task in ("tgt", "aux")})
 
     def forward(self, x: Tensor) -> Tensor:
@@ -275,6 +276,8 @@ def test_a_run_on_cached_images_is_the_run_on_their_tensors_with_any_workers(fil
     tensors = torch.utils.data.TensorDataset(*data.read_batch(torch.arange(COUNT)))
     algorithm = fm.ForkMerge(interval=3, refit=True)
     options: dict[str, Any] = {"net": ImageNet, "steps": 6}
-    whole = bits(fit(algorithm, image_problem(tensors), **options))  # type: ignore[arg-type]
+    first = fit(algorithm, image_problem(tensors), **options)  # type: ignore[arg-type]
+    assert first.settings["training"]["channels_last"] is True
+    whole = bits(first)
     for more in ({}, {"workers": 2}, {"loader_workers": 1}):
         assert same_bits(whole, fit(algorithm, image_problem(data), **options, **more))

@@ -132,7 +132,7 @@ class Evaluation:
     """Held-out data of one task and how a model is scored on it.
 
     Args:
-        dataset: A map-style data set.
+        dataset: A map-style data set, read like a stream's.
         metrics: A metric or `{name: metric}`. A metric is a torchmetrics object, fed batch by batch, or a plain
             callable `metric(predictions, targets) -> number` that gets all of them at once.
         predict: `predict(model, batch) -> (predictions, targets)`.
