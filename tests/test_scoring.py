@@ -315,12 +315,9 @@ def test_what_was_measured_of_a_state_is_not_believed_of_another_at_its_address(
     first = bench.initial()
     judge.metrics(state := first.clone())
     assert set(judge.known_metrics(state)) == {"minus_loss"}
-    address, others = id(state), []
+    address = id(state)
     del state
-    while len(others) < 1000:
-        others.append(State(0, {}))
-        if id(others[-1]) == address:
-            break
-    assert id(others[-1]) == address, "memory that was freed should be used again"
-    assert judge.known_metrics(others[-1]) == {}
-    assert judge.seconds(others[-1]) == 0.0
+    other = State(0, {})  # which may get the address of the first, but not whenever a test would like it to
+    judge._known[id(other)] = judge._known[address]
+    assert judge.known_metrics(other) == {}
+    assert judge.seconds(other) == 0.0
