@@ -367,10 +367,10 @@ class TestSubSample:
         validation = fm.Evaluation(TensorDataset(*examples(24, 2)), minus_loss, predict)
         problem = shared_problem(validation=validation)
         run = fit(fm.ForkMerge(interval=6, search_examples=7), problem, steps=6)
-        # All examples: before training, two branches, a merged winner, the outcome. Seven: two branches, four mixtures.
+        # All examples: before training, two branches, a merged winner. Seven: two branches, four mixtures.
         merged = 0 < run.coefficients[0]["joint"] < 1
         assert seen.count(7) == 6
-        assert seen.count(24) == 4 + merged
+        assert seen.count(24) == 3 + merged
         assert run.score == fm.measure(run.model, validation)["minus_loss"]
 
     def test_every_round_draws_its_own(self) -> None:

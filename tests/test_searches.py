@@ -14,21 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forkmerge import searches
+from forkmerge.candidates import Candidates, Coefficients, Score, check_coefficients, vertices
 from forkmerge.errors import ProblemError
-from forkmerge.searches import (
-    Binary,
-    Candidates,
-    Coefficients,
-    Fixed,
-    Greedy,
-    Grid,
-    Score,
-    Search,
-    best_of,
-    check_coefficients,
-    search_from_name,
-    vertices,
-)
+from forkmerge.searches import Binary, Fixed, Greedy, Grid, Search, best_of, search_from_name
 
 # Few values make ties frequent; the others are what a diverged branch or a broken metric returns.
 RAW_SCORES = (0.0, 1.0, 2.0, 3.0, -math.inf, math.nan)

@@ -7,8 +7,9 @@ from forkmerge.errors import ConfigError, ForkMergeError, ProblemError, StoreErr
 from forkmerge.factories import OptimizerOf, SchedulerOf
 from forkmerge.fork import Fork, fork
 from forkmerge.merging import merge_states
+from forkmerge.metrics import MeanCost, absolute_error, accuracy, nll
 from forkmerge.mixtures import Given, Groups, Mixed, Mixtures, NestedTopK, PerAuxiliary, task_relevance
-from forkmerge.problem import Context, Evaluation, Problem, Stream, accuracy
+from forkmerge.problem import Context, Evaluation, Problem, Stream
 from forkmerge.recipe import Recipe, load_recipe
 from forkmerge.run import Run
 from forkmerge.scoring import measure
@@ -31,6 +32,7 @@ __all__ = [
     "Grid",
     "Groups",
     "Joint",
+    "MeanCost",
     "Mixed",
     "Mixture",
     "Mixtures",
@@ -49,12 +51,14 @@ __all__ = [
     "Stream",
     "Training",
     "WeightGrid",
+    "absolute_error",
     "accuracy",
     "fork",
     "load_recipe",
     "measure",
     "merge_auxiliaries",
     "merge_states",
+    "nll",
     "pareto_front",
     "task_relevance",
     "with_l2",

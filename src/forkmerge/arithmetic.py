@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from forkmerge.candidates import check_coefficients
 from forkmerge.errors import ProblemError
-from forkmerge.searches import check_coefficients
 
 CHUNK = 2**18
 """Elements merged at a time: small enough for the cache, large enough to hide the cost of a call."""

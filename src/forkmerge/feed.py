@@ -18,7 +18,7 @@ from forkmerge.reading import Reader, reader_of
 Batches = Generator[Any, None, None]
 
 
-def read_examples(source: Stream | Evaluation, indices: list[int], seed: int) -> Any:
+def read_examples(source: Stream, indices: list[int], seed: int) -> Any:
     """Return the batch of the given examples.
 
     Each example, and the collate function, is read under its own global random state derived from `seed`, so
@@ -76,21 +76,40 @@ def batches(
     return (move(batch, device) for batch in started)
 
 
-def evaluation_batches(evaluation: Evaluation, order: Sequence[int], seed: int, device: torch.device) -> Batches:
+def evaluation_batches(
+    evaluation: Evaluation, order: Sequence[int], seed: int, device: torch.device, *, chunk: int | None = None
+) -> Batches:
     """Return the batches of an evaluation's examples in the given order, on a device.
 
-    Close it if it is left before its end.
+    Close it if it is left before its end. An example that is read by itself is read under a random state of its own,
+    wherever it stands.
+
+    Args:
+        evaluation: The examples.
+        order: Their indices.
+        seed: The run's seed.
+        device: Where batches go.
+        chunk: The size of all batches, the last filled up with copies of its last example; None takes the
+            evaluation's `batch_size` and leaves the last one short.
     """
-    size = evaluation.batch_size
+    size = chunk or evaluation.batch_size
     starts = range(0, len(order), size)
     reader = reader_of(evaluation)
+    missing = -len(order) % size if chunk else 0
     if reader is not None:
-        whole = torch.as_tensor(order)
+        whole = torch.as_tensor([*order, *[order[-1]] * missing])
         return _read_whole(reader, lambda start: whole[start : start + size], starts, device)
-    return (
-        move(read_examples(evaluation, list(order[at : at + size]), derive(seed, "evaluation", at)), device)
-        for at in starts
-    )
+
+    def read(at: int) -> Any:
+        chosen, examples = order[at : at + size], []
+        for index in chosen:
+            set_random_state(derive(seed, "evaluation", index))
+            examples.append(evaluation.dataset[index])
+        examples += examples[-1:] * (size - len(examples) if chunk else 0)
+        set_random_state(derive(seed, "evaluation collate", chosen[0]))
+        return move((evaluation.collate_fn or default_collate)(examples), device)
+
+    return (read(at) for at in starts)
 
 
 def _indices(name: str, stream: Stream, seed: int, position: int) -> torch.Tensor:

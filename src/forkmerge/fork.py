@@ -16,12 +16,12 @@ from torch.optim.lr_scheduler import LRScheduler
 from forkmerge.branch import Mixture
 from forkmerge.copying import copy_training
 from forkmerge.errors import ProblemError, unknown_name
-from forkmerge.merging import blend_weights, find_merge, synchronise
+from forkmerge.merging import Blender, find_merge, synchronise
 from forkmerge.mixtures import task_relevance
 from forkmerge.order import derive, random_state_kept, set_random_state
 from forkmerge.problem import check_weight
 from forkmerge.scoring import evaluating
-from forkmerge.searches import Coefficients, Greedy, Grid, Search, search_from
+from forkmerge.searches import Greedy, Grid, Search, search_from
 from forkmerge.state import Layout, State, check_same_parameters
 from forkmerge.workbench import Workbench, check_module
 
@@ -149,14 +149,13 @@ class Fork:
 
         scratch = self._merged.weights()  # so that the last merge outlives a score that fails
 
-        def blend(coefficients: Coefficients) -> State:
-            state = blend_weights(stage, states, coefficients, scratch)
-            if state is scratch and refresh is not None:
+        def refreshed(state: State) -> None:
+            if refresh is not None:
                 stage.attach_weights(state)
                 refresh(stage.model)
                 stage.capture_buffers(state)
-            return state
 
+        blend = Blender(stage, states, scratch, refreshed)
         try:
             with random_state_kept(), evaluating(stage.model):
                 found = find_merge(

@@ -14,12 +14,14 @@ from torch import Tensor, nn
 
 from forkmerge.arithmetic import heaviest, merge_into, merge_tensors
 from forkmerge.branch import Training
+from forkmerge.candidates import Candidates, Coefficients, ScoreMany, vertices
+from forkmerge.course import Course
 from forkmerge.errors import ProblemError
 from forkmerge.feed import batches
 from forkmerge.order import derive, random_state_kept, set_random_state
 from forkmerge.problem import Context, Problem
 from forkmerge.scoring import device_of, evaluating
-from forkmerge.searches import Candidates, Coefficients, Search, best_of
+from forkmerge.searches import Search, best_of
 from forkmerge.state import State
 from forkmerge.workbench import Workbench
 
@@ -35,6 +37,7 @@ class Merge:
         score: Validation score of the merged state, −∞ when there is none.
         branch_scores: Validation score of every branch.
         candidates: Every combination tried, with its score, in order; on the sub-sample where one is used.
+        unfinished: Positions in `candidates` of those that lost a race, whose scores are upper bounds.
         faults: Why a branch was given coefficient 0 without a trial, by branch name.
     """
 
@@ -42,6 +45,7 @@ class Merge:
     score: float
     branch_scores: dict[str, float]
     candidates: list[tuple[dict[str, float], float]] = field(default_factory=list)
+    unfinished: list[int] = field(default_factory=list)
     faults: dict[str, str] = field(default_factory=dict)
 
 
@@ -53,6 +57,8 @@ def find_merge(
     score: ScoreState,
     blend: Callable[[Coefficients], State],
     search_score: ScoreState | None = None,
+    evaluate_many: ScoreMany | None = None,
+    course: Callable[[], Course | None] | None = None,
     faults: Mapping[str, str] | None = None,
 ) -> Merge:
     """Search the coefficients of a merge.
@@ -68,6 +74,11 @@ def find_merge(
         score: Scores a state on all validation data.
         blend: Builds the state of given coefficients, exactly as it would be installed.
         search_score: Scores a state on the sub-sample; `score` where None.
+        evaluate_many: Returns the scores of several candidates at once, on the sub-sample where there is one. Each
+            candidate has one coefficient per branch, faulty ones included. One blend and score after the other
+            where None. The searches pass whole lists, so this is where candidates can be spread over workers.
+        course: Called once all branches are scored; gives the course that candidates are raced on, or None where
+            scores do not add up over examples.
         faults: Branches already known to be unusable, and why.
     """
     found = dict(faults or {})
@@ -83,26 +94,31 @@ def find_merge(
         return result
 
     def expand(coefficients: Coefficients) -> Coefficients:
-        full = [0.0] * len(names)
-        for index, value in zip(good, coefficients, strict=True):
-            full[index] = value
-        return tuple(full)
+        full = dict(zip(good, coefficients, strict=True))
+        return tuple(full.get(i, 0.0) for i in range(len(names)))
 
     rank = search_score or score
-    vertices = [tuple(float(i == k) for k in range(len(good))) for i in range(len(good))]
-    full_scores = [branch_scores[names[i]] for i in good]
-    ranked = full_scores if search_score is None else [search_score(states[i]) for i in good]
-    tried = Candidates(lambda c: rank(blend(expand(c))), known=dict(zip(vertices, ranked, strict=True)))
+    singles, scores = vertices(len(good)), [branch_scores[names[i]] for i in good]
+    ranked = scores if search_score is None else [search_score(states[i]) for i in good]
+    many = evaluate_many or (lambda candidates: [rank(blend(c)) for c in candidates])
+    track = course() if course is not None else None
+    tried = Candidates(
+        lambda c: many([expand(c)])[0],
+        known=dict(zip(singles, ranked, strict=True)),
+        evaluate_many=lambda candidates: many([expand(c) for c in candidates]),
+        enter=None if track is None else lambda c, guides: track.enter(expand(c), [expand(g) for g in guides]),
+    )
     chosen = _search(search, tried, good, len(names))
-    if search_score is not None and chosen not in vertices:
-        result.score = score(blend(expand(chosen)))
+    if chosen in singles:
+        result.score = scores[singles.index(chosen)]
     else:
-        result.score = full_scores[vertices.index(chosen)] if chosen in vertices else tried(chosen)
-    best = max(range(len(good)), key=full_scores.__getitem__)
-    if search.guarded and not result.score >= full_scores[best]:
-        chosen, result.score = vertices[best], full_scores[best]
+        result.score = tried(chosen) if search_score is None else score(blend(expand(chosen)))
+    best = max(range(len(good)), key=scores.__getitem__)
+    if search.guarded and not result.score >= scores[best]:
+        chosen, result.score = singles[best], scores[best]
     result.coefficients = dict(zip(names, expand(chosen), strict=True))
     result.candidates = [(dict(zip(names, expand(c), strict=True)), value) for c, value in tried.tried]
+    result.unfinished = tried.unfinished
     return result
 
 
@@ -124,8 +140,7 @@ def blend_weights(bench: Workbench, states: Sequence[State], coefficients: Coeff
     """
     if 1.0 in coefficients:
         return states[coefficients.index(1.0)]
-    for name, row in out.rows.items():
-        merge_into(row, [state.rows[name] for state in states], coefficients)
+    blend_rows(states, coefficients, out)
     out.buffers = {}
     for name in {name: None for state in states for name in state.buffers}:
         values = [bench.buffer(state, name) for state in states]
@@ -134,6 +149,49 @@ def blend_weights(bench: Workbench, states: Sequence[State], coefficients: Coeff
         out.buffers[name] = merge_tensors(values, coefficients) if same else top.clone()
     out.step = states[0].step
     return out
+
+
+def blend_rows(states: Sequence[State], coefficients: Coefficients, out: State) -> None:
+    """Write the merged parameters into `out`."""
+    for name, row in out.rows.items():
+        merge_into(row, [state.rows[name] for state in states], coefficients)
+
+
+class Blender:
+    """Builds the candidates of one merge, one at a time in the same memory, exactly as they would be installed.
+
+    A candidate's buffers are kept, so that coming back to it costs the merged parameters only and no statistics are
+    computed twice; asked for the candidate that is there already, it does nothing.
+
+    Args:
+        bench: Where the states' buffers are looked up.
+        states: The branches; they must not change while candidates are built.
+        out: Takes the candidates; nobody else may write to it.
+        refresh: Called on a new combination, e.g. to recompute BatchNorm statistics.
+    """
+
+    def __init__(
+        self, bench: Workbench, states: Sequence[State], out: State, refresh: Callable[[State], None] | None = None
+    ) -> None:
+        self.bench, self.states, self.out, self.refresh = bench, states, out, refresh
+        self._buffers: dict[Coefficients, dict[str, Tensor]] = {}
+        self._current: Coefficients | None = None
+
+    def __call__(self, coefficients: Coefficients) -> State:
+        """Return the state of a candidate; a single branch is itself."""
+        if 1.0 in coefficients or coefficients == self._current:
+            return self.states[coefficients.index(1.0)] if 1.0 in coefficients else self.out
+        self._current = None  # until it is whole
+        if coefficients in self._buffers:
+            blend_rows(self.states, coefficients, self.out)
+            self.out.buffers = dict(self._buffers[coefficients])
+        else:
+            blend_weights(self.bench, self.states, coefficients, self.out)
+            if self.refresh is not None:
+                self.refresh(self.out)
+            self._buffers[coefficients] = dict(self.out.buffers)
+        self._current = coefficients
+        return self.out
 
 
 def recompute_statistics(

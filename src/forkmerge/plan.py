@@ -56,8 +56,8 @@ class Plan:
         branches: The branches. Those built from probes are shown as if all probes scored the same.
         probes: Short runs that come before.
         branch_steps: Steps over all branches, by phase (probes, search, floor, refit), and "total".
-        passes: Validation passes "per merge", and "total", one before training and one at the end included; passes
-            over a sub-sample count by its share.
+        passes: Validation passes "per merge", and "total", one before training included; passes over a sub-sample
+            count by its share. Where candidates are raced, a small part of this is done.
         examples: Validation examples of a full pass.
         memory: Bytes by part, and "total"; activations and data come on top.
         disk: Bytes of one "checkpoint", of the "checkpoints" kept, the "branches" kept and the "model"; "total".
@@ -222,17 +222,16 @@ def count_passes(settings: Settings, problem: Problem, rounds: Sequence[Stretch]
     every = settings.validate_every_of(sum(r.steps for r in rounds))
 
     def of(r: Stretch) -> float:
-        # The vertices of the search are the branches themselves, which are scored anyway.
+        # The vertices of the search are the branches themselves, which are scored anyway, and so is what is returned.
         blends = count_blends(settings, r.branches)
-        count: float = r.branches + blends + settings.floor
-        if settings.search_examples is not None:
-            # Fixed coefficients are not searched, so their one blend is scored on all examples only.
-            searched = blends if settings.search_for(r.branches).guarded else 0
-            count = r.branches + (blends > 0) + settings.floor + share * (r.branches + searched)
-        return count + (math.ceil(r.steps / every) * r.branches if snapshots else 0)
+        ranked = math.ceil(r.steps / every) * r.branches if snapshots else r.branches
+        if settings.search_examples is None:
+            return ranked + blends + settings.floor
+        # Fixed coefficients are not searched, so their one blend is scored on all examples only.
+        searched = blends if settings.search_for(r.branches).guarded else 0
+        return ranked + (blends > 0) + settings.floor + share * (r.branches + searched)
 
-    # One pass before training tries the metrics, one at the end measures what is returned.
-    total = sum(of(r) for r in rounds) + probes + 2
+    total = sum(of(r) for r in rounds) + probes + 1  # the one that tries the metrics before training
     if snapshots and settings.reference is None and Criterion(problem.target_validation.directions).needs_reference:
         total += 1
     return {"per merge": of(rounds[0]), "total": total}
@@ -316,11 +315,11 @@ def _makespan(seconds: Sequence[float], workers: int) -> float:
 
 
 def _bn_batches(settings: Settings, model: nn.Module, rounds: Sequence[Stretch]) -> int:
-    """Forward passes that recompute BatchNorm statistics, for every blend tried and every one installed."""
+    """Forward passes that recompute BatchNorm statistics, for every blend tried and every one that a refit installs."""
     norms = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
     if settings.bn != "recompute" or not norms:
         return 0
-    installed = (1 + settings.refit) * sum(r.branches > 1 for r in rounds)
+    installed = settings.refit * sum(r.branches > 1 for r in rounds)
     return settings.bn_batches * (sum(count_blends(settings, r.branches) for r in rounds) + installed)
 
 

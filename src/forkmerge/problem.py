@@ -133,10 +133,12 @@ class Evaluation:
 
     Args:
         dataset: A map-style data set, read like a stream's.
-        metrics: A metric or `{name: metric}`. A metric is a torchmetrics object, fed batch by batch, or a plain
-            callable `metric(predictions, targets) -> number` that gets all of them at once.
+        metrics: A metric or `{name: metric}`. A metric is a mean of costs of examples (`MeanCost`, such as
+            `accuracy`), a torchmetrics object, fed batch by batch, or a plain callable
+            `metric(predictions, targets) -> number` that gets all of them at once.
         predict: `predict(model, batch) -> (predictions, targets)`.
-        batch_size: Examples per forward pass.
+        batch_size: Examples per forward pass. Where all metrics are `MeanCost`s every pass has this shape, and a
+            search looks at so many examples at a time: larger batches are no faster on a CPU, and make it look at more.
         collate_fn: How examples become a batch; torch's default where None.
         higher_is_better: `{name: bool}` where a metric does not say so itself (its attribute of that name);
             plain callables count as higher-is-better.
@@ -179,11 +181,6 @@ class Evaluation:
                 f"pass higher_is_better={{{name!r}: True}} (or False) to Evaluation."
             )
         return bool(said)
-
-
-def accuracy(predictions: Tensor, targets: Tensor) -> float:
-    """Share of examples whose largest logit is the target class."""
-    return (predictions.argmax(dim=-1) == targets).double().mean().item()
 
 
 @dataclass(frozen=True)

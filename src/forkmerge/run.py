@@ -40,10 +40,17 @@ class BranchRecord:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One combination of branches that was tried."""
+    """One combination of branches that was tried.
+
+    Args:
+        coefficients: Λ by branch.
+        score: Its validation score; None if that is not finite.
+        is_bound: Whether the candidate lost a race before all examples were evaluated: its score is at most `score`.
+    """
 
     coefficients: dict[str, float]
     score: float | None
+    is_bound: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,6 +70,9 @@ class Round:
         kept: Branches that go on into the next round.
         floor_score: Validation score of the unmerged target-only run, where `floor=True`.
         seconds: Wall time by phase: train, rank, search, merge.
+        metrics: The target's metrics behind `score`.
+        examples: What a race of candidates took, in examples: `evaluated`, the lower `bound` of any race in the same
+            order, and `full`, one pass per candidate. Empty where every candidate took a full pass.
     """
 
     index: int
@@ -77,6 +87,8 @@ class Round:
     kept: list[str]
     floor_score: float | None = None
     seconds: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    examples: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Round:

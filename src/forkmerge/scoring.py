@@ -6,13 +6,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from forkmerge.errors import ProblemError, unknown_name
 from forkmerge.feed import evaluation_batches
+from forkmerge.metrics import MeanCost, exact_sum
 from forkmerge.order import derive, random_state_kept, set_random_state
 from forkmerge.problem import Evaluation, Metric
 
@@ -44,6 +45,12 @@ def measure(
     Batches are fixed by position, and randomness by `seed`, so the same model always gets the same numbers.
     """
     order = list(range(len(evaluation.dataset)) if indices is None else indices)  # type: ignore[arg-type]
+    if adds_up(evaluation):
+        reader = CostReader(evaluation, seed)
+        try:
+            return reader.values(reader.read(model, order))
+        except NotPerExample:
+            pass  # the metrics take all predictions at once, like any function
     device = device_of(model)
     running = {name: metric for name, metric in evaluation.metrics.items() if isinstance(metric, Metric)}
     kept: list[tuple[Any, Any]] = []
@@ -68,6 +75,80 @@ def measure(
     for metric in running.values():
         metric.reset()
     return values
+
+
+class NotPerExample(Exception):
+    """The predictions do not belong to single examples, so neither do their costs."""
+
+
+def adds_up(evaluation: Evaluation) -> bool:
+    """Whether every metric is a mean of costs of single examples."""
+    return all(isinstance(metric, MeanCost) for metric in evaluation.metrics.values())
+
+
+class Costs(NamedTuple):
+    """What predictions cost by example and metric, each [n, metrics], in float64 on the CPU; `rank` orders examples."""
+
+    costs: Tensor
+    counts: Tensor
+    rank: Tensor
+
+
+class CostReader:
+    """Gives the costs of examples, in chunks of one shape: results may depend on the shape of a batch.
+
+    A chunk has the evaluation's `batch_size`, or as many examples as there are; the last is filled up with copies
+    of an example that do not count.
+
+    Args:
+        evaluation: Examples and metrics, all of them `MeanCost`s.
+        seed: Of data sets and models that draw random numbers.
+    """
+
+    def __init__(self, evaluation: Evaluation, seed: int) -> None:
+        self.evaluation, self.seed = evaluation, seed
+        self.metrics: dict[str, MeanCost] = dict(evaluation.metrics)
+        self.chunk = min(evaluation.batch_size, len(evaluation.dataset))  # type: ignore[arg-type]
+
+    @property
+    def falls_with_costs(self) -> bool:
+        """Whether the score of every metric falls as its costs grow, as a race needs."""
+        directions = self.evaluation.directions
+        return all((directions[name] > 0) == metric.complement for name, metric in self.metrics.items())
+
+    def read(self, model: nn.Module, order: Sequence[int], start: int = 0) -> Costs:
+        """Return the costs of examples, evaluated in chunks of their order.
+
+        Args:
+            model: The model; its modes, and the caller's random states, are left as they were.
+            order: The examples.
+            start: Their place in a longer order, a multiple of the chunk: a model that draws draws by place.
+        """
+        feed = evaluation_batches(self.evaluation, order, self.seed, device_of(model), chunk=self.chunk)
+        rows = []
+        with random_state_kept(), evaluating(model), closing(feed):
+            for at, batch in zip(range(start, start + len(order), self.chunk), feed, strict=True):
+                set_random_state(derive(self.seed, "evaluation forward", at))
+                rows.append(self._rows(*self.evaluation.predict(model, batch)))
+        return self._checked(torch.cat(rows)[: len(order)])
+
+    def _rows(self, predictions: Any, targets: Any) -> Tensor:
+        """Return [chunk, 3, metrics] on the model's device."""
+        parts = [metric.rows(predictions, targets) for metric in self.metrics.values()]
+        if any(len(part) != self.chunk for part in parts):
+            raise NotPerExample
+        return torch.stack(parts, 2)
+
+    def _checked(self, rows: Tensor) -> Costs:
+        costs, counts, rank = rows.cpu().unbind(1)  # one transfer
+        checked = [m.check(column) for m, column in zip(self.metrics.values(), costs.unbind(1), strict=True)]
+        return Costs(torch.stack(checked, 1), counts, rank.nan_to_num(nan=math.inf, posinf=math.inf))
+
+    def values(self, costs: Costs) -> dict[str, float]:
+        """Return the value of every metric."""
+        columns = zip(costs.costs.unbind(1), costs.counts.unbind(1), strict=True)
+        sums = [(exact_sum(column.tolist()), exact_sum(counts.tolist())) for column, counts in columns]
+        return {name: m.value(*pair) for (name, m), pair in zip(self.metrics.items(), sums, strict=True)}
 
 
 def device_of(model: nn.Module) -> torch.device:

@@ -1,96 +1,20 @@
 """How the coefficients of a merge are chosen: `(score, number of branches) -> coefficients`.
 
-A search sees nothing but a score function. The first branch is the target alone; ties prefer it.
+A search sees nothing but a score function. The first branch is the target alone; ties prefer it. The searches here ask
+`Candidates.best_among` which of several candidates is best, which is cheaper than all their scores; a search that calls
+`score(coefficients)` works as well.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
+from forkmerge.candidates import Candidates, Coefficients, Score, check_coefficients, vertices
 from forkmerge.errors import ProblemError, unknown_name
-
-Coefficients = tuple[float, ...]
-"""Λ: one coefficient per branch, non-negative, summing to 1."""
-
-Score = Callable[[Coefficients], float]
-"""P̂ of the model merged with the given coefficients; higher is better."""
-
-_SUM_TOLERANCE = 1e-6  # 1/3 typed as 0.3333333 must pass
-_KEY_DECIMALS = 12  # far finer than any step a search takes, far coarser than the rounding of a division
-
-
-def vertices(branches: int) -> list[Coefficients]:
-    """Return e_1, …, e_B: each single branch as coefficients."""
-    return [tuple(float(k == b) for k in range(branches)) for b in range(branches)]
-
-
-def check_coefficients(coefficients: Sequence[float], branches: int | None = None) -> Coefficients:
-    """Return the coefficients as floats if they are non-negative, sum to 1 and fit the number of branches."""
-    try:
-        values = tuple(float(value) + 0.0 for value in coefficients)  # + 0.0 turns -0.0 into 0.0
-    except (TypeError, ValueError):
-        raise ProblemError(f"coefficients must be numbers, one per branch, got {coefficients!r}.") from None
-    if branches is not None and len(values) != branches:
-        raise ProblemError(f"expected {branches} coefficients, one per branch, got {len(values)}: {values}.")
-    # NaN fails the comparison, infinity the sum.
-    if not all(value >= 0 for value in values) or abs(sum(values) - 1) > _SUM_TOLERANCE:
-        raise ProblemError(
-            f"coefficients must be finite, not negative and sum to 1, got {values}, "
-            f"which sum to {sum(values):.7g}: divide non-negative numbers by their sum."
-        )
-    return values
-
-
-class Candidates:
-    """A score function that remembers every candidate, so that none is evaluated twice.
-
-    Coefficients equal to 12 decimals are one candidate. NaN counts as minus infinity, so it never wins.
-
-    Args:
-        evaluate: Merges with the given coefficients and returns the score.
-        known: Scores that need no evaluation, such as those of the branches; first in `tried`.
-
-    Attributes:
-        tried: Every candidate with its score, in the order of evaluation.
-
-    Example:
-        >>> score = Candidates(lambda coefficients: -abs(coefficients[1] - 0.4))
-        >>> Grid().search(score, 2), len(score.tried)
-        ((0.6, 0.4), 6)
-    """
-
-    def __init__(self, evaluate: Score, *, known: Mapping[Coefficients, float] | None = None) -> None:
-        self.tried: list[tuple[Coefficients, float]] = []
-        self._evaluate = evaluate
-        self._scores: dict[Coefficients, float] = {}
-        for coefficients, score in (known or {}).items():
-            self._remember(coefficients, score)
-
-    def __call__(self, coefficients: Coefficients) -> float:
-        """Return the score of a candidate, evaluating it only the first time."""
-        key = self._key(coefficients)
-        if key not in self._scores:
-            self._remember(coefficients, self._evaluate(coefficients))
-        return self._scores[key]
-
-    def best(self) -> Coefficients:
-        """Return the candidate with the highest score; of equals the one tried first."""
-        if not self.tried:
-            raise ProblemError("no candidate has been scored yet: run a search with these candidates first.")
-        return max(self.tried, key=lambda entry: entry[1])[0]
-
-    def _remember(self, coefficients: Coefficients, score: float) -> None:
-        value = -math.inf if math.isnan(score) else float(score)
-        self._scores[self._key(coefficients)] = value
-        self.tried.append((tuple(coefficients), value))
-
-    @staticmethod
-    def _key(coefficients: Coefficients) -> Coefficients:
-        return tuple(round(value, _KEY_DECIMALS) for value in coefficients)
 
 
 def _remembering(score: Score) -> Candidates:
@@ -147,7 +71,7 @@ class Grid(Search):
             return (1.0,)
         score = _remembering(score)
         points = (tuple(c / self.resolution for c in counts) for counts in _parts(self.resolution, branches))
-        return max(points, key=score)  # `max` keeps the first of equals
+        return score.best_among(points)
 
     def evaluations(self, branches: int) -> int:
         """Return the number of points of the grid."""
@@ -184,13 +108,13 @@ class Binary(Search):
             return (1.0,)
         score = _remembering(score)
         low, high = 0.0, 1.0
-        scores = {end: score((1 - end, end)) for end in (low, high)}
+        met = [low, high]
         for _ in range(self.iterations):
             middle = (low + high) / 2
-            scores[middle] = score((1 - middle, middle))
-            low, high = (low, middle) if scores[low] >= scores[high] else (middle, high)
-        best = max(sorted(scores), key=scores.__getitem__)
-        return (1 - best, best)
+            met.append(middle)
+            is_low = score.best_among([_pair(low), _pair(high)]) == _pair(low)
+            low, high = (low, middle) if is_low else (middle, high)
+        return score.best_among(map(_pair, sorted(met)))
 
     def evaluations(self, branches: int) -> int:
         """Return the number of points scored."""
@@ -235,17 +159,16 @@ class Greedy(Search):
         singles = [score(vertex) for vertex in vertices(branches)]
         first, *others = sorted(range(branches), key=lambda b: -singles[b])  # stable: of equals the lower
         weights = [float(b == first) for b in range(branches)]  # Λ̃
-        best = singles[first]
+        best = vertices(branches)[first]
         for ranked_before, branch in enumerate(others, start=1):
             upper = math.fsum(weights) / ranked_before  # U; branches not yet ranked have weight 0
-            chosen = 0.0
+            trials = {best: 0.0}
             for alpha in filter(None, self.alphas):  # 0 is what there is
                 weights[branch] = alpha * upper
-                trial = score(_normalised(weights))
-                if trial > best:
-                    best, chosen = trial, alpha * upper
-            weights[branch] = chosen
-        return _normalised(weights)
+                trials.setdefault(_normalised(weights), alpha * upper)
+            best = score.best_among(trials, guides=[best, vertices(branches)[branch]])
+            weights[branch] = trials[best]
+        return best
 
     def evaluations(self, branches: int) -> int:
         """Return how many candidates are scored at most."""
@@ -326,13 +249,16 @@ def best_of(search: Search, score: Candidates, branches: int) -> Coefficients:
     answer = check_coefficients(search.search(score, branches), branches)
     if not search.guarded or branches == 1:
         return answer
-    single = max(vertices(branches), key=score)
-    return single if score(answer) < score(single) else answer
+    return score.best_among([answer, score.best_among(vertices(branches))])
 
 
 def _check_count(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ProblemError(f"{name} must be a whole number of at least 1, got {value!r}.")
+
+
+def _pair(share: float) -> Coefficients:
+    return (1 - share, share)
 
 
 def _normalised(weights: Sequence[float]) -> Coefficients:

@@ -25,8 +25,9 @@ from torch.utils.data import TensorDataset
 from forkmerge.branch import BranchResult, Mixture, Training, train_branch
 from forkmerge.factories import OptimizerOf
 from forkmerge.methods import METHODS, LossMethod, Method, facts_of
+from forkmerge.metrics import accuracy
 from forkmerge.order import random_state_kept
-from forkmerge.problem import Context, Evaluation, Problem, Stream, accuracy
+from forkmerge.problem import Context, Evaluation, Problem, Stream
 from forkmerge.shelf import from_wire, to_wire
 from forkmerge.state import State
 

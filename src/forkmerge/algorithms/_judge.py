@@ -4,14 +4,29 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from weakref import ref
 
+from torch import nn
+
+from forkmerge.candidates import Coefficients, vertices
+from forkmerge.course import Course, turn_length
 from forkmerge.order import sample_indices
 from forkmerge.problem import Problem
-from forkmerge.scoring import Criterion, measure
+from forkmerge.scoring import CostReader, Costs, Criterion, NotPerExample, adds_up, measure
 from forkmerge.state import State
 from forkmerge.workbench import Workbench
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """What is known of a state, held weakly: a new state may get the address of one that is gone."""
+
+    state: ref[State]
+    metrics: dict[str, float]
+    costs: Costs | None
+    seconds: float
 
 
 class Judge:
@@ -36,9 +51,11 @@ class Judge:
         self.bench, self.evaluation, self.seed = bench, problem.target_validation, seed
         self.criterion = Criterion(self.evaluation.directions)
         self.search_examples = search_examples
+        self._reader = CostReader(self.evaluation, seed) if adds_up(self.evaluation) else None
+        self._turn: int | None = None
         self._indices: list[int] | None = None
-        # By identity, with a weak reference: a new state may get the address of one that is gone.
-        self._known: dict[int, tuple[ref[State], dict[str, float], float]] = {}
+        self._known: dict[int, _Measured] = {}
+        self._lasting: dict[int, _Measured] = {}
         if reference is not None:
             self.set_reference(reference)
 
@@ -48,8 +65,9 @@ class Judge:
             self.criterion = self.criterion.with_reference(reference)
 
     def start_round(self, index: int) -> None:
-        """Draw the round's sub-sample and forget the last round's measurements."""
+        """Draw the round's sub-sample and forget what was measured of states that training changes."""
         self._known = {}
+        self._lasting = {key: found for key, found in self._lasting.items() if found.state() is not None}
         if self.search_examples is not None:
             size = len(self.evaluation.dataset)  # type: ignore[arg-type]  # checked by Problem
             self._indices = sample_indices(size, self.search_examples, self.seed, "validation", index)
@@ -58,8 +76,12 @@ class Judge:
         """Return the target's metrics on all validation examples."""
         started = time.perf_counter()
         self.bench.attach_weights(state)
-        values = measure(self.bench.model, self.evaluation, seed=self.seed)
-        self._known[id(state)] = ref(state), values, time.perf_counter() - started
+        costs = self._read_costs()
+        if costs is not None and self._reader is not None:
+            values = self._reader.values(costs)
+        else:
+            values = measure(self.bench.model, self.evaluation, seed=self.seed)
+        self._known[id(state)] = _Measured(ref(state), values, costs, time.perf_counter() - started)
         return values
 
     def score(self, state: State, *, remeasure: bool = True) -> float:
@@ -73,16 +95,71 @@ class Judge:
         return self.criterion.score(known or self.metrics(state))
 
     def search_score(self, state: State) -> float:
-        """Return the score on the round's sub-sample."""
+        """Return the score on the round's sub-sample; a branch whose costs are known is not evaluated again."""
+        if not state.is_finite():
+            return -math.inf
+        found = self._find(state)
+        if found is not None and found.costs is not None and self._reader is not None:
+            part = Costs(*(column[self._indices] for column in found.costs))
+            return self.criterion.score(self._reader.values(part))
         self.bench.attach_weights(state)
         return self.criterion.score(measure(self.bench.model, self.evaluation, indices=self._indices, seed=self.seed))
 
+    def keep(self, copy: State, original: State) -> None:
+        """Let what is known of a state count for a copy of it that nobody will change, in later rounds, too."""
+        found = self._find(original)
+        if found is not None:
+            self._lasting[id(copy)] = replace(found, state=ref(copy), seconds=0.0)
+
+    def forget(self, state: State) -> None:
+        """Forget what was measured of a state that has changed since."""
+        self._known.pop(id(state), None)
+
     def known_metrics(self, state: State) -> dict[str, float]:
         """Return the metrics last measured for a state in this round; empty if it was not."""
-        measured, values, _ = self._known.get(id(state), (None, {}, 0.0))
-        return values if measured is not None and measured() is state else {}
+        found = self._find(state)
+        return found.metrics if found is not None else {}
 
     def seconds(self, state: State) -> float:
         """Return the time that measuring a state took in this round."""
-        measured, _, seconds = self._known.get(id(state), (None, {}, 0.0))
-        return seconds if measured is not None and measured() is state else 0.0
+        found = self._find(state)
+        return found.seconds if found is not None else 0.0
+
+    def course(self, states: Sequence[State], blend: Callable[[Coefficients], State]) -> Course | None:
+        """Return where combinations of branches that have been scored can be raced; None if scores do not add up."""
+        reader = self._reader
+        found = zip(vertices(len(states)), map(self._find, states), strict=True)
+        known = {vertex: each.costs for vertex, each in found if each is not None and each.costs is not None}
+        if reader is None or not known or not reader.falls_with_costs:
+            return None
+        if self._turn is None:
+            parameters = sum(row.numel() for row in states[0].rows.values())
+            self._turn = turn_length(self.bench.model, reader, parameters)
+        finite: dict[Coefficients, bool] = {}
+
+        def place(coefficients: Coefficients) -> nn.Module | None:
+            state = blend(coefficients)
+            if coefficients not in finite:
+                finite[coefficients] = state.is_finite()
+            self.bench.attach_weights(state)
+            return self.bench.model if finite[coefficients] else None
+
+        indices = self._indices if self.search_examples is not None else None
+        return Course(reader, self.criterion, place, known=known, indices=indices, turn=self._turn)
+
+    def _find(self, state: State) -> _Measured | None:
+        for known in (self._known, self._lasting):
+            found = known.get(id(state))
+            if found is not None and found.state() is state:
+                return found
+        return None
+
+    def _read_costs(self) -> Costs | None:
+        """Return the costs of all examples to the attached state; None if they do not belong to single examples."""
+        if self._reader is None:
+            return None
+        try:
+            return self._reader.read(self.bench.model, range(len(self.evaluation.dataset)))  # type: ignore[arg-type]
+        except NotPerExample:
+            self._reader = None
+            return None

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable, Sequence
 
 from forkmerge.algorithms._judge import Judge
 from forkmerge.algorithms._progress import Progress, Snapshot
 from forkmerge.algorithms._settings import Settings
+from forkmerge.candidates import Coefficients
+from forkmerge.course import Course
 from forkmerge.execution import Crew
-from forkmerge.merging import Merge, blend_weights, find_merge, recompute_statistics, synchronise
+from forkmerge.merging import Blender, Merge, find_merge, recompute_statistics, synchronise
 from forkmerge.mixtures import is_target_only, task_relevance
 from forkmerge.run import BranchRecord, Candidate, Round
-from forkmerge.searches import Coefficients
 from forkmerge.state import State
 
 
@@ -29,7 +31,14 @@ class Merger:
     def search(self, progress: Progress, entering: list[State]) -> Round:
         """Search the coefficients of a round and merge with them."""
         names, index = [mixture.name for mixture in progress.mixtures], len(progress.rounds) + 1
-        faults = self._faults(progress, entering)
+        faults, blend = self._faults(progress, entering), self._blender(progress, entering)
+        raced: list[Course | None] = []  # filled once the branches are scored
+        full: dict[Coefficients, dict[str, float]] = {}  # metrics of candidates that took a full pass
+
+        def course() -> Course | None:
+            raced.append(self.judge.course(entering, blend))
+            return raced[0]
+
         started = time.perf_counter()
         found = find_merge(
             names,
@@ -37,17 +46,23 @@ class Merger:
             search=self.settings.search_for(len(names)),
             score=lambda state: self.judge.score(state, remeasure=state is progress.merged),
             search_score=self.judge.search_score if self.settings.search_examples else None,
-            blend=lambda coefficients: self._blend(progress, entering, coefficients),
+            blend=blend,
+            evaluate_many=self._evaluator(progress.merged, blend, full),
+            course=course,
             faults=faults,
         )
         searched = time.perf_counter()
         rank = sum(self.judge.seconds(state) for state in entering)
         floor_score = self.judge.score(progress.floor) if progress.floor is not None else None
+        coefficients = tuple(found.coefficients.get(name, 0.0) for name in names)
         result = self._record(progress, entering, found, floor_score)
+        track = raced[0] if raced else None
+        result.examples.update(track.examples if track is not None else {})
+        result.metrics.update(self._metrics(progress, entering, coefficients, track, full))
         for name, reason in found.faults.items():
             progress.note(f"round {index}: branch {name!r} got coefficient 0: {reason}")
         merging = time.perf_counter()
-        self._install(progress, entering, tuple(found.coefficients.get(name, 0.0) for name in names))
+        self._install(progress, blend, coefficients)
         if self.settings.select == "best" and found.score > progress.best_score:
             progress.best = Snapshot(found.score, progress.step, progress.merged.weights())
         self._prune(progress, found, index)
@@ -72,7 +87,8 @@ class Merger:
         found = Merge(coefficients, -math.inf, {}, faults=faults)
         result = self._record(progress, entering, found, None)
         started = time.perf_counter()
-        self._install(progress, entering, tuple(coefficients.get(name, 0.0) for name in names))
+        blend = self._blender(progress, entering)
+        self._install(progress, blend, tuple(coefficients.get(name, 0.0) for name in names))
         self._keep(progress, set(script.kept) if script else set(names))
         result.kept.extend(mixture.name for mixture in progress.mixtures)
         result.seconds.update(train=progress.seconds, merge=time.perf_counter() - started)
@@ -106,7 +122,10 @@ class Merger:
             start=progress.round_start,
             end=progress.step,
             branches=branches,
-            candidates=[Candidate(coefficients, _finite(score)) for coefficients, score in found.candidates],
+            candidates=[
+                Candidate(coefficients, _finite(score), is_bound=place in found.unfinished)
+                for place, (coefficients, score) in enumerate(found.candidates)
+            ],
             coefficients=found.coefficients,
             score=_finite(found.score),
             relevance=task_relevance(found.coefficients, progress.mixtures),
@@ -114,10 +133,10 @@ class Merger:
             floor_score=floor_score if floor_score is None else _finite(floor_score),
         )
 
-    def _blend(self, progress: Progress, entering: list[State], coefficients: Coefficients) -> State:
-        """Build a candidate exactly as it would be installed; a single branch is itself, bit for bit."""
-        state = blend_weights(self.crew.bench, entering, coefficients, progress.merged)
-        if state is progress.merged and self.settings.bn == "recompute":
+    def _blender(self, progress: Progress, entering: list[State]) -> Blender:
+        """Return what builds candidates, and the merge itself, in the memory of the last merge."""
+
+        def recompute(state: State) -> None:
             recompute_statistics(
                 self.crew.bench,
                 state,
@@ -126,13 +145,50 @@ class Merger:
                 seed=self.crew.job.seed,
                 count=self.settings.bn_batches,
             )
-        return state
 
-    def _install(self, progress: Progress, entering: list[State], coefficients: Coefficients) -> None:
+        refresh = recompute if self.settings.bn == "recompute" else None
+        return Blender(self.crew.bench, entering, progress.merged, refresh)
+
+    def _evaluator(
+        self, merged: State, blend: Blender, metrics: dict[Coefficients, dict[str, float]]
+    ) -> Callable[[Sequence[Coefficients]], list[float]]:
+        """Return the full pass over candidates, one after the other, which leaves their metrics in `metrics`."""
+
+        def evaluate(candidates: Sequence[Coefficients]) -> list[float]:
+            scores = []
+            for coefficients in candidates:
+                state = blend(coefficients)
+                if self.settings.search_examples:
+                    scores.append(self.judge.search_score(state))
+                else:
+                    scores.append(self.judge.score(state, remeasure=state is merged))
+                    metrics[coefficients] = self.judge.known_metrics(state)
+            return scores
+
+        return evaluate
+
+    def _metrics(
+        self,
+        progress: Progress,
+        entering: list[State],
+        coefficients: Coefficients,
+        track: Course | None,
+        full: dict[Coefficients, dict[str, float]],
+    ) -> dict[str, float]:
+        """Return the metrics of the winner as the search has measured them; empty if no branch could be used."""
+        if not any(coefficients):
+            return {}
+        if 1.0 in coefficients:
+            return self.judge.known_metrics(entering[coefficients.index(1.0)])
+        if self.settings.search_examples:
+            return self.judge.known_metrics(progress.merged)  # the search ended with a full pass of the winner
+        return full.get(coefficients) or (track.metrics(coefficients) if track is not None else {})
+
+    def _install(self, progress: Progress, blend: Blender, coefficients: Coefficients) -> None:
         """Merge and synchronise; the last merge stands if no branch can be used."""
         step = progress.step
         if any(coefficients):
-            winner = self._blend(progress, entering, coefficients)
+            winner = blend(coefficients)
             if winner is not progress.merged:
                 progress.merged.take_weights(winner)
         else:

@@ -211,6 +211,7 @@ class Rounds:
             score = self.judge.score(state)
             if held is None or score > held.score:
                 progress.snapshots[mixture.name] = Snapshot(score, mark, state.weights())
+                self.judge.keep(progress.snapshots[mixture.name].weights, state)
 
     def _fix_reference(self) -> None:
         """Let the target-only, or the only, branch of round 1 be what several metrics are compared with."""
@@ -248,16 +249,19 @@ class Rounds:
         """Choose the model among the last or best merge and the floor; start the refit if there is one."""
         progress, last = self.progress, self.progress.rounds[-1]
         outcome: dict[str, Any] = {"final": "last merge", "score": last.score, "step": self.steps, "replays": True}
+        metrics = last.metrics
         if self.settings.select == "best" and progress.best is not None:
             progress.merged.take_weights(progress.best.weights)
             outcome.update(final="best merge", score=progress.best.score, step=progress.best.step)
+            (metrics,) = (r.metrics for r in progress.rounds if r.end == progress.best.step)
         floor_score = last.floor_score
         if floor_score is not None and (outcome["score"] is None or floor_score > outcome["score"]):
             assert progress.floor is not None
             progress.merged.take_weights(progress.floor)
             outcome.update(final="floor", score=floor_score, step=self.steps, replays=False)
+            metrics = self.judge.known_metrics(progress.floor)
             progress.note("the unmerged target-only run validated better than the merge and is returned")
-        outcome["metrics"] = self.judge.metrics(progress.merged)
+        outcome["metrics"] = metrics or self.judge.metrics(progress.merged)
         progress.outcome, progress.floor, progress.best, progress.snapshots = outcome, None, None, {}
         progress.phase = "refit" if self.settings.refit else "done"
         if self.settings.refit:

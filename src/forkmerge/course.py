@@ -1,0 +1,195 @@
+"""Candidates of a merge as entrants of a race over validation examples, hardest first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from forkmerge.candidates import Coefficients
+from forkmerge.errors import ProblemError
+from forkmerge.metrics import ExactSum, exact_sum
+from forkmerge.racing import Entrant
+from forkmerge.scoring import CostReader, Costs, Criterion
+
+# In multiply-adds: what a chunk costs besides its arithmetic, and what a turn should hold per number that is merged. A
+# merge is bound by memory: a number takes about as long as 15 multiply-adds, and all may take a quarter of a turn.
+_CALL, _MERGE = 500_000, 60
+_MATRICES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+
+class Course:
+    """The examples that candidates of one merge are evaluated on, hardest first, and the candidates themselves.
+
+    Args:
+        reader: Gives the costs of examples.
+        criterion: From metrics to a score that falls as costs grow.
+        place: Returns the model with a candidate's weights; None if they are not finite.
+        known: Costs of single branches on all examples, by their coefficients.
+        indices: The examples that count; all where None.
+        turn: How many chunks a candidate is extended by at a time.
+    """
+
+    def __init__(
+        self,
+        reader: CostReader,
+        criterion: Criterion,
+        place: Callable[[Coefficients], nn.Module | None],
+        *,
+        known: Mapping[Coefficients, Costs],
+        indices: Sequence[int] | None = None,
+        turn: int = 1,
+    ) -> None:
+        self.reader, self.criterion, self.place, self.turn = reader, criterion, place, turn
+        first = next(iter(known.values()))
+        self.indices = torch.arange(len(first.costs)) if indices is None else torch.tensor(list(indices))
+        self.counts = first.counts
+        self.totals = [exact_sum(column.tolist()) for column in self.counts[self.indices].unbind(1)]
+        self._known = dict(known)
+        self._entrants: dict[Coefficients, _Runner] = {}
+        self._orders: dict[tuple[Coefficients, ...], list[int]] = {}
+
+    def enter(self, coefficients: Coefficients, guides: Sequence[Coefficients]) -> Entrant:
+        """Return the entrant of a candidate, whose examples come in the order of their costs to the guides."""
+        key = tuple(guides)
+        if key not in self._orders:
+            self._orders[key] = self._order([self._costs(guide) for guide in guides])
+        self._entrants[coefficients] = runner = _Runner(self, coefficients, self._orders[key])
+        return runner
+
+    def metrics(self, coefficients: Coefficients) -> dict[str, float]:
+        """Return the metrics of a candidate that was evaluated to the end; empty for any other."""
+        runner = self._entrants.get(coefficients)
+        return self.values(runner.sums) if runner is not None and runner.done == len(self.indices) else {}
+
+    @property
+    def examples(self) -> dict[str, int]:
+        """Examples `evaluated`; the lower `bound`; and what one `full` pass per candidate takes."""
+        runners = list(self._entrants.values())
+        return {
+            "evaluated": sum(runner.done for runner in runners),
+            "bound": sum(runner.needed for runner in runners),
+            "full": len(runners) * len(self.indices),
+        }
+
+    def values(self, sums: Sequence[float]) -> dict[str, float]:
+        """Return the metrics from sums of costs over (some of) the examples."""
+        metrics = self.reader.metrics.items()
+        return {name: m.value(s, n) for (name, m), s, n in zip(metrics, sums, self.totals, strict=True)}
+
+    def score(self, sums: Sequence[float]) -> float:
+        """Return the score from sums of costs; over some of the examples, an upper bound of it."""
+        return self.criterion.score(self.values(sums))
+
+    def _costs(self, coefficients: Coefficients) -> Costs:
+        return self._known[coefficients] if coefficients in self._known else self._entrants[coefficients].rows
+
+    def _order(self, guides: Sequence[Costs]) -> list[int]:
+        """Return the examples, hardest first; of equals the first."""
+        if not guides:
+            return self.indices.tolist()
+        rank = torch.stack([guide.rank[self.indices] for guide in guides]).sum(0)  # [n, metrics]
+        if rank.shape[1] > 1:
+            # Metrics differ in their units; a mean of 0 belongs to a metric that tells no examples apart.
+            rank = (rank / rank.mean(0)).nan_to_num(nan=0.0, posinf=math.inf)
+        places = torch.sort(rank.sum(1), descending=True, stable=True).indices
+        return self.indices[places].tolist()
+
+
+class _Runner(Entrant):
+    """A candidate on a course."""
+
+    def __init__(self, course: Course, coefficients: Coefficients, order: list[int]) -> None:
+        self.course, self.coefficients, self.order = course, coefficients, order
+        self.rows = Costs(torch.zeros_like(course.counts), course.counts, torch.zeros_like(course.counts))
+        self.done, self.needed = 0, 0
+        self._sums = [ExactSum() for _ in course.totals]
+        self.bound, self.is_complete = course.score(self.sums), False
+
+    @property
+    def sums(self) -> list[float]:
+        """The costs so far, by metric."""
+        return [each.value for each in self._sums]
+
+    def extend(self) -> None:
+        """Evaluate some chunks."""
+        course = self.course
+        model = course.place(self.coefficients)
+        if model is None:
+            self.bound, self.is_complete = -math.inf, True
+            return
+        chosen = self.order[self.done : self.done + course.turn * course.reader.chunk]
+        self._take(chosen, course.reader.read(model, chosen, self.done))
+        self.bound, self.is_complete = course.score(self.sums), self.done == len(self.order)
+
+    def ask(self) -> None:
+        """Note that every example was needed."""
+        self.needed = self.done
+
+    def lose(self, winner: float, *, is_preferred: bool) -> None:
+        """Note how many examples prove that this candidate does not win."""
+        columns = self.rows.costs[self.order[: self.done]].unbind(1)
+        costs = [column.tolist() for column in columns]
+        low, high = self.needed, self.done  # a race before may have needed more
+        while low < high:
+            middle = (low + high) // 2
+            bound = self.course.score([exact_sum(column[:middle]) for column in costs])
+            if bound < winner or (bound == winner and not is_preferred):
+                high = middle
+            else:
+                low = middle + 1
+        self.needed = high
+
+    def _take(self, chosen: list[int], found: Costs) -> None:
+        expected: Tensor = self.course.counts[chosen]
+        if not torch.equal(found.counts, expected):
+            raise ProblemError(
+                "the counts of a metric differ between models: `count` of a MeanCost must depend on targets only."
+            )
+        self.rows.costs[chosen], self.rows.rank[chosen] = found.costs, found.rank
+        for total, column in zip(self._sums, found.costs.unbind(1), strict=True):
+            total.add(column.tolist())
+        self.done += len(chosen)
+
+
+def turn_length(model: nn.Module, reader: CostReader, parameters: int) -> int:
+    """Return how many chunks a candidate is extended by at a time: 1 where a merge is cheap beside a forward pass.
+
+    Going from one candidate to another takes a merge of all parameters, which a turn should outweigh. The rule counts
+    operations, never time, so that the bits of a run are the same everywhere.
+
+    Args:
+        model: The model, with any weights.
+        reader: What evaluates it.
+        parameters: How many numbers a merge writes.
+    """
+    work = _CALL + count_operations(model, lambda: reader.read(model, range(reader.chunk)))
+    size = len(reader.evaluation.dataset)  # type: ignore[arg-type]  # checked by Problem
+    return max(1, min(math.ceil(_MERGE * parameters / work), math.ceil(size / reader.chunk)))
+
+
+def count_operations(model: nn.Module, call: Callable[[], object]) -> int:
+    """Return the multiply-adds of layers with a weight matrix or kernel during a call.
+
+    A layer that makes m numbers with a weight of w numbers, n of them outputs or channels, takes m·w/n. Modules that
+    look their weights up, and functions without a module, count nothing. (torch's own counter needs over a second
+    of imports.)
+    """
+    total = 0
+
+    def add(module: nn.Module, inputs: object, output: object) -> None:
+        nonlocal total
+        if isinstance(output, Tensor):
+            outputs = module.out_features if isinstance(module, nn.Linear) else module.out_channels
+            total += output.numel() * cast(Tensor, module.weight).numel() // cast(int, outputs)
+
+    handles = [m.register_forward_hook(add) for m in model.modules() if isinstance(m, _MATRICES)]
+    try:
+        call()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return total
