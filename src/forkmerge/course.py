@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from forkmerge.candidates import Coefficients
 from forkmerge.errors import ProblemError
-from forkmerge.metrics import ExactSum, exact_sum
 from forkmerge.racing import Entrant
 from forkmerge.scoring import CostReader, Costs, Criterion
+from forkmerge.sums import add_exactly, rounded
 
 # In multiply-adds: what a chunk costs besides its arithmetic, and what a turn should hold per number that is merged. A
 # merge is bound by memory: a number takes about as long as 15 multiply-adds, and all may take a quarter of a turn.
@@ -47,7 +47,7 @@ class Course:
         first = next(iter(known.values()))
         self.indices = torch.arange(len(first.costs)) if indices is None else torch.tensor(list(indices))
         self.counts = first.counts
-        self.totals = [exact_sum(column.tolist()) for column in self.counts[self.indices].unbind(1)]
+        self.totals = [rounded(column.tolist()) for column in self.counts[self.indices].unbind(1)]
         self._known = dict(known)
         self._entrants: dict[Coefficients, _Runner] = {}
         self._orders: dict[tuple[Coefficients, ...], list[int]] = {}
@@ -106,13 +106,13 @@ class _Runner(Entrant):
         self.course, self.coefficients, self.order = course, coefficients, order
         self.rows = Costs(torch.zeros_like(course.counts), course.counts, torch.zeros_like(course.counts))
         self.done, self.needed = 0, 0
-        self._sums = [ExactSum() for _ in course.totals]
+        self._sums: list[list[float]] = [[] for _ in course.totals]
         self.bound, self.is_complete = course.score(self.sums), False
 
     @property
     def sums(self) -> list[float]:
         """The costs so far, by metric."""
-        return [each.value for each in self._sums]
+        return [rounded(parts) for parts in self._sums]
 
     def extend(self) -> None:
         """Evaluate some chunks."""
@@ -136,7 +136,7 @@ class _Runner(Entrant):
         low, high = self.needed, self.done  # a race before may have needed more
         while low < high:
             middle = (low + high) // 2
-            bound = self.course.score([exact_sum(column[:middle]) for column in costs])
+            bound = self.course.score([rounded(column[:middle]) for column in costs])
             if bound < winner or (bound == winner and not is_preferred):
                 high = middle
             else:
@@ -150,8 +150,8 @@ class _Runner(Entrant):
                 "the counts of a metric differ between models: `count` of a MeanCost must depend on targets only."
             )
         self.rows.costs[chosen], self.rows.rank[chosen] = found.costs, found.rank
-        for total, column in zip(self._sums, found.costs.unbind(1), strict=True):
-            total.add(column.tolist())
+        columns = zip(self._sums, found.costs.unbind(1), strict=True)
+        self._sums = [add_exactly(parts, column.tolist()) for parts, column in columns]
         self.done += len(chosen)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from forkmerge.errors import ProblemError
+from forkmerge.sums import rounded
 
 Cost = Callable[[Any, Any], Tensor]
 
@@ -57,7 +58,7 @@ class MeanCost:
     def __call__(self, predictions: Any, targets: Any) -> float:
         """Return the value over all the given examples."""
         costs, counts, _ = self.rows(predictions, targets).cpu().unbind(1)
-        return self.value(exact_sum(self.check(costs).tolist()), exact_sum(counts.tolist()))
+        return self.value(rounded(self.check(costs).tolist()), rounded(counts.tolist()))
 
     def value(self, total: float, count: float) -> float:
         """Return the metric from the sums of costs and counts: it never rises, in terms of a score, with `total`."""
@@ -84,39 +85,6 @@ class MeanCost:
                 "constant, or pass a plain function of all predictions and targets as the metric."
             )
         return costs.nan_to_num(nan=math.inf, posinf=math.inf)
-
-
-def exact_sum(values: Iterable[float]) -> float:
-    """Return the sum of non-negative numbers, rounded once; +∞ where it is too large."""
-    try:
-        return math.fsum(values)
-    except OverflowError:
-        return math.inf
-
-
-class ExactSum:
-    """A running sum of non-negative numbers without any rounding error.
-
-    The numbers so far are held as a few that have exactly the same sum, the first of them the sum rounded once.
-    """
-
-    def __init__(self) -> None:
-        self._parts: list[float] = []
-
-    @property
-    def value(self) -> float:
-        """What `math.fsum` gives for all the numbers so far."""
-        return self._parts[0] if self._parts else 0.0
-
-    def add(self, values: Iterable[float]) -> None:
-        """Add numbers."""
-        rest, parts = [*self._parts, *values], []
-        while part := exact_sum(rest):
-            parts.append(part)
-            if math.isinf(part):
-                break
-            rest.append(-part)
-        self._parts = parts
 
 
 def _errors(predictions: Tensor, targets: Tensor) -> Tensor:

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from forkmerge.errors import ProblemError, unknown_name
 from forkmerge.feed import evaluation_batches
-from forkmerge.metrics import MeanCost, exact_sum
+from forkmerge.metrics import MeanCost
 from forkmerge.order import derive, random_state_kept, set_random_state
 from forkmerge.problem import Evaluation, Metric
+from forkmerge.sums import rounded
 
 
 @contextmanager
@@ -147,7 +148,7 @@ class CostReader:
     def values(self, costs: Costs) -> dict[str, float]:
         """Return the value of every metric."""
         columns = zip(costs.costs.unbind(1), costs.counts.unbind(1), strict=True)
-        sums = [(exact_sum(column.tolist()), exact_sum(counts.tolist())) for column, counts in columns]
+        sums = [(rounded(column.tolist()), rounded(counts.tolist())) for column, counts in columns]
         return {name: m.value(*pair) for (name, m), pair in zip(self.metrics.items(), sums, strict=True)}
 
 

@@ -12,30 +12,26 @@ def add_exactly(parts: Iterable[float], values: Iterable[float]) -> list[float]:
     The list is the exact sum of all values ever added, so `rounded` of it is the same however the values were
     grouped. Once a value is not finite, the sum is not either.
 
-    References:
-        Shewchuk, "Adaptive Precision Floating-Point Arithmetic", 1997.
-
     Example:
         >>> add_exactly([1e16], [1.0, -1e16])
         [1.0]
     """
-    kept = list(parts)
-    for value in values:
-        if not math.isfinite(value) or not all(map(math.isfinite, kept)):
-            kept = [sum(kept) + value]
-            continue
-        old, kept = kept, []
-        for other in old:
-            large, small = (value, other) if abs(value) >= abs(other) else (other, value)
-            value = large + small
-            rest = small - (value - large)
-            if rest:
-                kept.append(rest)
-        kept.append(value)
-    return [value for value in kept if value] or [0.0]
+    rest, kept = [*parts, *values], []
+    if not all(map(math.isfinite, rest)):
+        return [sum(rest)]
+    # What is left after the largest part is taken away is found exactly again, until nothing is left.
+    while part := rounded(rest):
+        kept.append(part)
+        if not math.isfinite(part):
+            break
+        rest.append(-part)
+    return kept or [0.0]
 
 
 def rounded(parts: Iterable[float]) -> float:
-    """Return a sum rounded once."""
+    """Return a sum rounded once; infinite where it is too large."""
     held = list(parts)
-    return math.fsum(held) if all(map(math.isfinite, held)) else sum(held)
+    try:
+        return math.fsum(held) if all(map(math.isfinite, held)) else sum(held)
+    except OverflowError:
+        return sum(held)
