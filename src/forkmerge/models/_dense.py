@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -62,28 +63,33 @@ class DeepLabHead(nn.Module):
 
 
 class DenseModel(nn.Module):
-    """A dilated ResNet that all tasks share, and a DeepLab head for each.
+    """An encoder that all tasks share, in the paper a dilated ResNet, and a DeepLab head for each.
 
     Args:
-        encoder: Images to a map with `channels` channels.
+        encoder: Images to a map with `channels` channels, an attribute it must have.
         outputs: Channels of every task.
         rates: Dilations of the heads' pyramids.
         width: Channels inside the heads.
     """
 
     def __init__(
-        self, encoder: ResNet, outputs: Mapping[str, int], rates: Sequence[int] = (12, 24, 36), width: int = 256
+        self, encoder: nn.Module, outputs: Mapping[str, int], rates: Sequence[int] = (12, 24, 36), width: int = 256
     ) -> None:
         super().__init__()
         self.encoder = encoder
+        inputs = cast(int, encoder.channels)
         self.heads = nn.ModuleDict(
-            {task: DeepLabHead(encoder.channels, channels, rates, width) for task, channels in outputs.items()}
+            {task: DeepLabHead(inputs, channels, rates, width) for task, channels in outputs.items()}
         )
 
     def forward(self, x: Tensor, tasks: Sequence[str] | None = None) -> dict[str, Tensor]:
         """Return the maps of the tasks asked for, of the input's size."""
-        features = self.encoder(x)
-        size = (x.shape[2], x.shape[3])
+        return self.from_features(self.encoder(x), (x.shape[2], x.shape[3]), tasks)
+
+    def from_features(
+        self, features: Tensor, size: tuple[int, int], tasks: Sequence[str] | None = None
+    ) -> dict[str, Tensor]:
+        """Return the maps of the tasks asked for, of the given size, from the shared map."""
         return {task: self.heads[task](features, size) for task in tasks or self.heads}
 
 
