@@ -153,7 +153,7 @@ class TestTheCache:
 
         def rename(source: Path, target: Path) -> None:
             states.append(target.exists())
-            assert images._open(source, COUNT) is not None
+            assert images.open_map(source, COUNT) is not None
             real(source, target)
 
         monkeypatch.setattr(disk, "_rename", rename)

@@ -82,9 +82,9 @@ class CachedImages(Dataset[tuple[Tensor, ...]]):
         decoder = decode or _Pillow(shape, mode)
         folder = Path(cache) if cache is not None else default_folder()
         self.file = folder / f"{_key(self.paths, decoder)}.npy"
-        self._pixels: Pixels | None = _open(self.file, len(self.paths))
+        self._pixels: Pixels | None = open_map(self.file, len(self.paths))
         if self._pixels is None:
-            _write(self.file, self.paths, decoder, workers, progress)
+            write_map(self.file, self.paths, decoder, workers, progress)
         self.shape = tuple(self.pixels.shape[1:])
         self._scale, self._shift = _affine(mean, std, self.shape[0])
 
@@ -92,7 +92,7 @@ class CachedImages(Dataset[tuple[Tensor, ...]]):
     def pixels(self) -> Pixels:
         """The memory map."""
         if self._pixels is None:
-            self._pixels = _open(self.file, len(self.paths))
+            self._pixels = open_map(self.file, len(self.paths))
         if self._pixels is None:
             raise ProblemError(f"the decoded images {self.file} are gone: make the CachedImages again.")
         return self._pixels
@@ -160,7 +160,7 @@ def _key(paths: Sequence[Path], decoder: Any) -> str:
     return digest.hexdigest()[:32]
 
 
-def _open(file: Path, count: int) -> Pixels | None:
+def open_map(file: Path, count: int) -> Pixels | None:
     """Return the memory map, or None where there is none or not a whole one."""
     try:
         pixels = np.load(file, mmap_mode="r", allow_pickle=False)
@@ -170,7 +170,7 @@ def _open(file: Path, count: int) -> Pixels | None:
     return np.asarray(pixels) if is_whole else None
 
 
-def _write(file: Path, paths: Sequence[Path], decoder: Decode, workers: int, progress: bool) -> None:
+def write_map(file: Path, paths: Sequence[Path], decoder: Decode, workers: int, progress: bool) -> None:
     """Decode all images into a file of another name, and rename it when it is complete and on the disk."""
     first = _decoded(decoder, paths[0], None)
     with disk.explained(f"write {file}"):

@@ -1,0 +1,108 @@
+"""Files of data sets: where they are looked for, and one clear message when they are not what is expected."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from forkmerge.errors import ProblemError
+
+Root = str | os.PathLike[str] | None
+Array = npt.NDArray[Any]
+VARIABLE = "FORKMERGE_DATA"
+
+
+def data_folder(root: Root, what: str) -> Path:
+    """Return the folder that was given, or the one that FORKMERGE_DATA names."""
+    given = os.fspath(root) if root is not None else os.environ.get(VARIABLE, "")
+    if not given:
+        raise ProblemError(f"{what}: pass root=…, or set {VARIABLE} to the folder that holds it.")
+    folder = Path(given)
+    if not folder.is_dir():
+        raise ProblemError(f"{what}: there is no folder {given!r}. Pass root=…, or set {VARIABLE}.")
+    return folder
+
+
+def find(folder: Path, places: Sequence[str], files: Iterable[str]) -> Path | None:
+    """Return the first of `places` in a folder that holds one of `files`; None where none does."""
+    names = list(files)
+    for place in places:
+        if any((folder / place / name).exists() for name in names):
+            return folder / place
+    return None
+
+
+def missing(what: str, folder: Path, files: Sequence[str], source: str) -> ProblemError:
+    """Return the error for files that are not there.
+
+    Args:
+        what: The data set.
+        folder: Where they were looked for.
+        files: The files, or those that are missing.
+        source: Where people get them.
+    """
+    named = ", ".join(files[:3]) + (f" and {len(files) - 3} more" if len(files) > 3 else "")
+    return ProblemError(
+        f"{what} is not complete in {folder}: {named} not found. Get it from {source}, and pass root=… or set "
+        f"{VARIABLE}."
+    )
+
+
+def require(what: str, folder: Path, files: Sequence[str], source: str) -> list[Path]:
+    """Return the paths of files in a folder; an error names those that are missing."""
+    absent = [name for name in files if not (folder / name).is_file()]
+    if absent:
+        raise missing(what, folder, absent, source)
+    return [folder / name for name in files]
+
+
+def check_count(what: str, found: int, expected: float, tolerance: float = 0.0) -> None:
+    """Refuse a count that is not that of the paper's table.
+
+    Args:
+        what: What was counted, with the place.
+        found: How many there are.
+        expected: The table's number.
+        tolerance: How far the table's number may be off, where it is rounded.
+    """
+    if abs(found - expected) > tolerance:
+        about = "about " if tolerance else ""
+        raise ProblemError(
+            f"{what}: expected {about}{expected:,.0f} as in the paper, found {found:,}. Look for a part that is "
+            "missing, or pass check_counts=False to use what is there."
+        )
+
+
+class Pack:
+    """A .npz file of arrays without objects.
+
+    Args:
+        path: The file.
+        source: Where people get it.
+    """
+
+    def __init__(self, path: Path, source: str) -> None:
+        if not path.is_file():
+            raise missing(path.stem, path.parent, [path.name], source)
+        self.path = path
+        self._names = set(self._read(lambda arrays: arrays.files))
+
+    def __getitem__(self, name: str) -> Array:
+        if name not in self._names:
+            raise ProblemError(f"{self.path} has no array {name!r}, only {', '.join(sorted(self._names))}.")
+        array: Array = self._read(lambda arrays: arrays[name])
+        return array
+
+    def _read(self, get: Callable[[Any], Any]) -> Any:
+        try:
+            with self.path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+                return get(arrays)
+        except (OSError, ValueError, zipfile.BadZipFile, zlib.error, EOFError, AttributeError, TypeError) as error:
+            raise ProblemError(f"cannot read {self.path}: {error}. Get the file again.") from None

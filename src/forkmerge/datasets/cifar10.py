@@ -1,0 +1,196 @@
+"""CIFAR-10 with 4000 labels, 41000 images without, and 5000 to validate on, as in the paper.
+
+Read from the binary version (`data_batch_1.bin`, …), the Python version (`data_batch_1`, …, through a reader that
+admits arrays and runs no code), `train.pt` and `test.pt`, or the small pack `cifar10_jpeg.npz`, whichever is found
+first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import forkmerge as fm
+from forkmerge.datasets import semi
+from forkmerge.datasets._classify import CropAndFlip, small_classifier
+from forkmerge.datasets._files import Array, Pack, Root, check_count, data_folder, find, missing, require
+from forkmerge.datasets._packs import decode_pack
+from forkmerge.datasets._pickles import read_arrays, read_tensors
+from forkmerge.datasets.semi import Images, SemiSplits
+from forkmerge.models import Classifier, WideResNet
+
+CLASSES, SIDE = 10, 32
+LABELS, VALIDATION, TRAINING, TEST = 4000, 5000, 50_000, 10_000
+SOURCE = "the CIFAR-10 page of the University of Toronto (binary version)"
+PREPARATION = CropAndFlip(mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616))
+_BATCHES = [f"data_batch_{number}" for number in range(1, 6)]
+_ROW = 1 + 3 * SIDE * SIDE  # a class and three planes of a colour each
+
+
+def recipe(
+    network: Literal["small", "wrn-28-2"] = "small",
+    steps: int = 2000,
+    seed: int = 0,
+    labels: int | None = LABELS,
+    validation: int = VALIDATION,
+    root: str | None = None,
+    cache: str | None = None,
+) -> fm.Recipe:
+    """Return supervised training on the labelled images alone; `labels=None` labels all.
+
+    Args:
+        network: A small convolutional network for two cores, or the paper's.
+        steps: Training steps.
+        seed: Draws the split, the network's first weights and the order of the data.
+        labels: How many images have one.
+        validation: Images to validate on.
+        root: The folder; by default the one that FORKMERGE_DATA names.
+        cache: Where decoded images are kept.
+    """
+    data = splits(root, labels=labels, validation=validation, seed=seed, cache=cache)
+    return supervised_recipe(data, network, steps, seed)
+
+
+def splits(
+    root: Root = None,
+    *,
+    labels: int | None = LABELS,
+    validation: int = VALIDATION,
+    seed: int = 0,
+    check_counts: bool = True,
+    cache: Root = None,
+) -> SemiSplits:
+    """Return labelled, unlabelled, validation and test images.
+
+    Args:
+        root: The folder; by default the one that FORKMERGE_DATA names.
+        labels: How many training images keep their label; None for all.
+        validation: How many training images are held out.
+        seed: Draws both.
+        check_counts: Whether there must be as many images as in the paper.
+        cache: Where decoded images are kept.
+    """
+    data = load(root, cache=cache)
+    if check_counts:
+        check_count("CIFAR-10's training images", len(data.images), TRAINING)
+        check_count("CIFAR-10's test images", len(data.test_images), TEST)
+    return semi.split(data, labels, validation, seed, CLASSES, PREPARATION)
+
+
+def supervised_recipe(data: SemiSplits, network: str, steps: int, seed: int) -> fm.Recipe:
+    """Return supervised training on few labels with a network of a name."""
+    if network not in ("small", "wrn-28-2"):
+        raise fm.ProblemError(f"network must be 'small' or 'wrn-28-2', got {network!r}.")
+    classes = {semi.TASK: data.classes}
+    make = partial(small_classifier if network == "small" else wide_classifier, classes)
+    rate = 1e-3 if network == "small" else 5e-3
+    return fm.Recipe(
+        data.supervised(),
+        model=make,
+        optimizer=fm.OptimizerOf("Adam", lr=rate),
+        steps=steps,
+        algorithm=fm.SingleTask(),
+        options={"seed": seed},
+    )
+
+
+def wide_classifier(classes: dict[str, int]) -> Classifier:
+    """Return WRN-28-2 with a head per task."""
+    return Classifier(WideResNet(28, 2), classes)
+
+
+def load(root: Root = None, *, cache: Root = None) -> Images:
+    """Return all images as bytes [n, 3, 32, 32], and their classes."""
+    folder = data_folder(root, "CIFAR-10")
+    binary = find(folder, ("", "cifar-10-batches-bin"), [f"{name}.bin" for name in _BATCHES])
+    if binary is not None:
+        paths = require("CIFAR-10", binary, [f"{name}.bin" for name in (*_BATCHES, "test_batch")], SOURCE)
+        return _joined([_read_binary(path) for path in paths])
+    pickled = find(folder, ("", "cifar-10-batches-py"), _BATCHES)
+    if pickled is not None:
+        paths = require("CIFAR-10", pickled, [*_BATCHES, "test_batch"], SOURCE)
+        return _joined([_read_python(path) for path in paths])
+    tensors = find(folder, ("cifar10", "cifar-10"), ["train.pt"])
+    if tensors is not None:
+        return images_of_tensors(require("CIFAR-10", tensors, ["train.pt", "test.pt"], SOURCE), CLASSES)
+    if (folder / "cifar10_jpeg.npz").is_file():
+        return images_of_pack(folder / "cifar10_jpeg.npz", SIDE, cache)
+    raise missing("CIFAR-10", folder, [f"{name}.bin" for name in (*_BATCHES, "test_batch")], SOURCE)
+
+
+def images_of_pack(path: Path, size: int, cache: Root) -> Images:
+    """Return the training and test images of a pack of JPEG bytes."""
+    pack = Pack(path, "whoever made the small packs")
+    parts: list[Tensor] = []
+    for part in ("train", "test"):
+        pixels = decode_pack(pack, f"jpeg_{part}", f"offsets_{part}", size, cache=cache)
+        classes = pack[f"y_{part}"]
+        if len(classes) != len(pixels):
+            raise fm.ProblemError(f"{path} has {len(pixels)} {part} images and {len(classes)} classes.")
+        parts += [torch.tensor(pixels), torch.tensor(classes.astype(np.int64))]
+    return Images(*parts)
+
+
+def images_of_tensors(paths: Sequence[Path], classes: int) -> Images:
+    """Return the training and test images of two .pt files, bytes [n, 3, h, w] or [n, h, w, 3]."""
+    parts: list[Tensor] = []
+    for path in paths:
+        images, labels = read_tensors(path)
+        if images.dtype != torch.uint8 or images.dim() != 4 or 3 not in (images.shape[1], images.shape[3]):
+            raise fm.ProblemError(
+                f"{path} has images of {images.dtype} and shape {tuple(images.shape)}: expected bytes [n, 3, h, w]."
+            )
+        if images.shape[1] != 3:
+            images = images.permute(0, 3, 1, 2).contiguous()
+        labels = labels.reshape(-1).long()
+        if len(labels) != len(images) or (len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes):
+            raise fm.ProblemError(f"{path} must have a class from 0 to {classes - 1} for each of {len(images)} images.")
+        parts += [images, labels]
+    return Images(*parts)
+
+
+def _joined(parts: list[tuple[Array, Array]]) -> Images:
+    """Join training batches; the last part is the test."""
+    images, classes = zip(*parts, strict=True)
+    return Images(
+        torch.from_numpy(np.concatenate(images[:-1])),
+        torch.from_numpy(np.concatenate(classes[:-1])),
+        torch.from_numpy(images[-1].copy()),
+        torch.from_numpy(classes[-1]),
+    )
+
+
+def _read_binary(path: Path) -> tuple[Array, Array]:
+    data = np.fromfile(path, np.uint8)
+    if data.size == 0 or data.size % _ROW:
+        raise fm.ProblemError(
+            f"{path} has {data.size:,} bytes, which is not a whole number of images of {_ROW} bytes: it is cut off or "
+            "no batch of CIFAR-10's binary version. Get the file again."
+        )
+    rows = data.reshape(-1, _ROW)
+    return _checked(path, rows[:, 1:], rows[:, 0])
+
+
+def _read_python(path: Path) -> tuple[Array, Array]:
+    found = read_arrays(path)
+    images, classes = found.get("data"), found.get("labels")
+    is_whole = isinstance(images, np.ndarray) and images.dtype == np.uint8 and images.ndim == 2
+    if not is_whole or images.shape[1] != _ROW - 1 or not isinstance(classes, list | np.ndarray):  # type: ignore[union-attr]
+        raise fm.ProblemError(f"{path} is no batch of CIFAR-10's Python version: expected data [n, 3072] and labels.")
+    return _checked(path, images, np.asarray(classes))  # type: ignore[arg-type]  # an array, or the line above raised
+
+
+def _checked(path: Path, images: Array, classes: Array) -> tuple[Array, Array]:
+    if classes.ndim != 1 or len(classes) != len(images) or classes.dtype.kind not in "iu":
+        raise fm.ProblemError(f"{path} has {len(images)} images and labels of shape {classes.shape}.")
+    if len(classes) and not 0 <= classes.min() <= classes.max() < CLASSES:
+        raise fm.ProblemError(
+            f"{path} has a class of {classes.max()}: expected 0 to {CLASSES - 1}. Get the file again."
+        )
+    return images.reshape(-1, 3, SIDE, SIDE), classes.astype(np.int64)
