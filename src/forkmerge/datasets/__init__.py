@@ -1,1 +1,1 @@
-"""Ready problems on data that installed packages carry, and image files decoded once; the library imports none."""
+"""Ready problems: the demo's, on data that installed packages carry, and the paper's; the library imports none."""
