@@ -24,6 +24,7 @@ import forkmerge as fm
 from forkmerge import shelf as shelf_module
 from forkmerge import workers as workers_module
 from forkmerge.execution import Crew, Job, Segment, open_crew
+from forkmerge.measuring import Question
 from forkmerge.parallel import Enlist
 from forkmerge.scoring import device_of
 from forkmerge.shelf import rest_to_wire
@@ -39,6 +40,7 @@ from problems import (
     facts,
     fit,
     noisy_net,
+    predict_target,
     same_bits,
     seeded,
     shared_losses,
@@ -57,7 +59,7 @@ class TestTheSameBits:
             (
                 {"workers": 3},
                 fm.ForkMerge("per_auxiliary", interval=32, floor=True, optimizer_state="average"),
-                domains_problem(),
+                domains_problem(validation=evaluation(metrics=fm.accuracy)),
                 conv_net,
                 {
                     "optimizer": fm.OptimizerOf("AdamW", lr=0.01, amsgrad=True),
@@ -67,13 +69,15 @@ class TestTheSameBits:
             ),
             (
                 {"devices": ["cpu", "cpu"]},
-                fm.ForkMerge("per_auxiliary", interval=32, method="gradnorm", prune_to=2),
+                fm.ForkMerge(
+                    "per_auxiliary", interval=32, method="gradnorm", prune_to=2, bn="recompute", search_examples=16
+                ),
                 shared_problem(),
                 noisy_net,
                 {"optimizer": ADAM, "precision": "float16", "clip_norm": 1.0},
             ),
         ],
-        ids=["AdamW, BatchNorm, channels_last", "a method with state, float16"],
+        ids=["AdamW, BatchNorm, channels_last, a race", "a method with state, float16, full passes"],
     )
     def test_worker_processes_give_the_bits_of_the_serial_run(
         self, where: Any, algorithm: Any, problem: Any, net: Any, options: Any
@@ -104,6 +108,11 @@ class Deadly:
                 raise ValueError("label out of range")
         return shared_losses(model, batch, tasks, context)
 
+    def predict(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        if self._once("while measuring"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return predict_target(model, batch)
+
     def _once(self, name: str) -> bool:
         file = self.folder / name
         if not file.exists():
@@ -117,8 +126,9 @@ def _die(*_: Any) -> Any:
 
 
 def deadly_job(folder: Path) -> Job:
-    stream = fm.Stream(TensorDataset(*examples(16, 1)), Deadly(folder), TASKS, 8)
-    problem = fm.Problem("tgt", stream, evaluation())
+    deadly, data = Deadly(folder), TensorDataset(*examples(16, 1))
+    validation = fm.Evaluation(data, {"accuracy": fm.accuracy, "nll": fm.nll}, deadly.predict, batch_size=5)
+    problem = fm.Problem("tgt", fm.Stream(data, deadly, TASKS, 8), validation)
     return Job(problem, seeded(noisy_net), fm.Training(ADAM), 0, 1)
 
 
@@ -134,7 +144,7 @@ SEGMENTS = [
 
 def trained(crew: Crew, rounds: int = 2) -> list[State]:
     """The three branches after some rounds of ten steps."""
-    initial = crew.bench.initial()
+    initial = crew.job.training.bench(seeded(noisy_net)).initial()
     states = [initial.clone() for _ in SEGMENTS]
     for _ in range(rounds):
         assert [result.state for result in crew.train(SEGMENTS, states)] == states
@@ -156,10 +166,23 @@ def crew(folder: Path) -> Iterator[Any]:
         yield crew
 
 
+QUESTIONS = [
+    Question((0.0, 1.0, 0.0)),
+    Question((0.5, 0.3, 0.2)),
+    Question((0.5, 0.3, 0.2), indices=(1, 4, 9)),
+    Question((0.0, 0.4, 0.6), batches=2),
+]
+
+
 @pytest.fixture(scope="class")
-def undisturbed(folder: Path) -> list[dict[str, Tensor]]:
+def serial(folder: Path) -> Iterator[Crew]:
     with open_crew(deadly_job(folder), 1) as crew:
-        return plain(trained(crew))
+        yield crew
+
+
+@pytest.fixture(scope="class")
+def undisturbed(serial: Crew) -> list[dict[str, Tensor]]:
+    return plain(trained(serial))
 
 
 def agree(states: Sequence[State], others: Sequence[dict[str, Tensor]]) -> bool:
@@ -181,7 +204,6 @@ class TestDeaths:
         states = trained(crew)
         gc.collect()
         held = len(crew.shelf.alive)
-        crew.bench.initial()  # the module lets go of the rows it was last attached to
         del states
         gc.collect()
         assert len(crew.shelf.alive) <= held - 3  # a row of parameters per branch, at least
@@ -194,6 +216,21 @@ class TestDeaths:
         assert agree(trained(crew), undisturbed)
         assert not (folder / when).exists()
 
+    def test_workers_measure_what_one_process_measures_even_if_one_is_killed(
+        self, crew: Any, serial: Crew, folder: Path
+    ) -> None:
+        here = serial.measure(trained(serial), QUESTIONS)
+        states = trained(crew)
+        (folder / "while measuring").touch()
+        for one, other in zip(here, crew.measure(states, QUESTIONS), strict=True):
+            assert one.metrics == other.metrics
+            assert (one.costs is None) == (other.costs is None)
+            assert one.costs is None or all(map(torch.equal, one.costs, other.costs))
+        assert not (folder / "while measuring").exists()
+        assert [measured.costs is None for measured in here] == [False, False, True, False]
+        states[2].rows["float32"][0] = float("nan")
+        assert [m.metrics is None for m in crew.measure(states, [*QUESTIONS[:2], QUESTIONS[3]])] == [False, True, True]
+
     def test_a_worker_killed_while_idle_is_replaced(self, crew: Any, undisturbed: Any) -> None:
         for worker in crew.team.workers:
             os.kill(worker.process.pid, signal.SIGKILL)
@@ -201,7 +238,7 @@ class TestDeaths:
 
     def test_a_branch_that_ends_every_worker_is_named(self, crew: Any, folder: Path, undisturbed: Any) -> None:
         (folder / "always").touch()
-        with pytest.raises(fm.ProblemError, match=r"branch 'odd' ended 3 worker processes at steps 0 to 10.*SIGKILL"):
+        with pytest.raises(fm.ProblemError, match=r"branch 'odd' at steps \d+ to \d+ ended 3 worker .*SIGKILL"):
             trained(crew)
         (folder / "always").unlink()
         assert agree(trained(crew), undisturbed)  # what was still in hand is forgotten

@@ -11,6 +11,7 @@ from torch import nn
 
 from forkmerge.branch import BranchResult, Mixture, Training, train_branch
 from forkmerge.devices import place_model
+from forkmerge.measuring import Measurement, Question, answer
 from forkmerge.problem import Problem
 from forkmerge.state import State
 from forkmerge.workbench import Workbench
@@ -76,6 +77,16 @@ class Crew:
         """Train every branch for its segment; results come in the order of the branches."""
         for segment, state in zip(segments, states, strict=True):
             yield self.train_here(segment, state)
+
+    def measure(self, states: Sequence[State], questions: Sequence[Question]) -> list[Measurement]:
+        """Answer questions about combinations of states; workers share them, so ask for several at once."""
+        out = states[0].weights()
+        return [self.measure_here(states, question, out) for question in questions]
+
+    def measure_here(self, states: Sequence[State], question: Question, out: State) -> Measurement:
+        """Answer one question in this process; the combination is built in `out`."""
+        problem, job = self.problem(question.phase), self.job
+        return answer(self.bench, problem, states, question, out, training=job.training, seed=job.seed)
 
     def train_here(self, segment: Segment, state: State) -> BranchResult:
         """Train one branch in this process."""

@@ -11,6 +11,7 @@ import torch
 from forkmerge.branch import BranchResult
 from forkmerge.errors import ProblemError
 from forkmerge.execution import Crew, Job, Segment
+from forkmerge.measuring import Measurement, Question
 from forkmerge.memory import Memory
 from forkmerge.schedule import Part, divide
 from forkmerge.shelf import Address, Desk, Shelf, Slot, address_of, from_wire, rest_to_wire, rows_of, with_rows
@@ -24,11 +25,36 @@ _TRIAL = 16  # the first 1/16 of the first round shows what a step of every bran
 
 @dataclass(frozen=True)
 class _Order:
-    """What a worker is told to train."""
+    """What a worker is told to train.
+
+    Args:
+        segment: The steps.
+        rest: All of the branch's state but its rows.
+        start: The rows to start from.
+        spare: The rows to train in.
+        gone: Memory it need not keep.
+    """
 
     segment: Segment
     rest: tuple[Any, bytes]
     start: Address
+    spare: Address
+    gone: list[str]
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What a worker is told to measure.
+
+    Args:
+        question: What.
+        states: The states that it is about, without and with their rows.
+        spare: The rows to build a combination in.
+        gone: Memory it need not keep.
+    """
+
+    question: Question
+    states: list[tuple[tuple[Any, bytes], Address]]
     spare: Address
     gone: list[str]
 
@@ -102,6 +128,31 @@ class ProcessCrew(Crew):
         costs = [self._pace.get(_name(branch), usual) for branch in branches]
         yield divide([branch.left for branch in branches], costs, self.workers)
 
+    def measure(self, states: Sequence[State], questions: Sequence[Question]) -> list[Measurement]:
+        """Answer questions about combinations of states, in their order."""
+        slots = [_weights_of(self.shelf.place(state)) for state in states]
+        sent = [(rest_to_wire(State(s.step, {}, s.buffers)), address_of(a)) for s, a in zip(states, slots, strict=True)]
+        waiting = [_Task(Part(index, 0, 0.0), {}) for index in range(len(questions))]
+        found: dict[int, Measurement] = {}
+        self.team.abandon()
+        while len(found) < len(questions):
+            for worker in self.team.free()[: len(waiting)]:
+                task = waiting.pop(0)
+                task.spare = task.spare or self.shelf.spare(slots[0])
+                request = _Request(questions[task.part.branch], sent, address_of(task.spare), self._gone(worker))
+                self._begin(worker, task, request, [*slots, task.spare])
+            for event in self.team.events():
+                task = event.job
+                if event.kind == "died":
+                    waiting.insert(0, _again(event, "measuring a merge"))
+                    continue
+                found[task.part.branch] = _done(event)
+                self.shelf.give_back(task.spare)
+        return [found[index] for index in range(len(questions))]
+
+    def _gone(self, worker: Worker) -> list[str]:
+        return [key for key in worker.knows if key not in self.shelf.alive]
+
     def _hand_out(self, branches: list[_Branch], waiting: list[Part], redo: list[_Task]) -> None:
         for worker in self.team.free():
             if redo:
@@ -121,7 +172,7 @@ class ProcessCrew(Crew):
                 rest_to_wire(branch.state),
                 address_of(start),
                 address_of(task.spare),
-                [key for key in worker.knows if key not in self.shelf.alive],
+                self._gone(worker),
             )
             self._begin(worker, task, order, [start, task.spare])
 
@@ -133,18 +184,11 @@ class ProcessCrew(Crew):
     def _take_in(self, event: Event, branches: list[_Branch], redo: list[_Task]) -> None:
         task: _Task = event.job
         branch = branches[task.part.branch]
-        if event.kind == "failed":
-            raise WorkerError(event.value)
         if event.kind == "died":
-            if task.attempts == ATTEMPTS:
-                raise ProblemError(
-                    f"branch {branch.segment.mixture.name!r} ended {ATTEMPTS} worker processes at steps "
-                    f"{branch.state.step} to {branch.state.step + task.part.steps}, the last with {event.value}. What "
-                    "is in the run's folder is intact: resume it, with fewer workers."
-                )
-            redo.append(replace(task, attempts=task.attempts + 1))
+            start, name = branch.state.step, branch.segment.mixture.name
+            redo.append(_again(event, f"branch {name!r} at steps {start} to {start + task.part.steps}"))
             return
-        answer: _Answer = event.value
+        answer: _Answer = _done(event)
         self.shelf.adopt(event.memories)
         event.worker.knows |= {memory.key for memory in event.memories}
         _take_rest(branch.state, from_wire(answer.rest))
@@ -155,6 +199,28 @@ class ProcessCrew(Crew):
         branch.results.append(result)
         branch.left -= task.part.steps
         branch.is_busy = False
+
+
+def _again(event: Event, what: str) -> _Task:
+    """Return the task of a worker that died, to be done again, unless it has ended too many."""
+    task: _Task = event.job
+    if task.attempts == ATTEMPTS:
+        raise ProblemError(
+            f"{what} ended {ATTEMPTS} worker processes, the last with {event.value}. What is in the run's folder is "
+            "intact: resume it, with fewer workers."
+        )
+    return replace(task, attempts=task.attempts + 1)
+
+
+def _done(event: Event) -> Any:
+    if event.kind == "failed":
+        raise WorkerError(event.value)
+    return event.value
+
+
+def _weights_of(slot: Slot) -> Slot:
+    """Return the rows that a model computes with."""
+    return {key: row for key, row in slot.items() if key[0] == "rows"}
 
 
 def _name(branch: _Branch) -> tuple[str, str]:
@@ -217,9 +283,20 @@ class _Hand:
     def __init__(self, crew: Crew) -> None:
         self.crew, self.desk = crew, Desk()
 
-    def __call__(self, order: _Order, memories: list[Memory], tell: Tell) -> tuple[_Answer, list[Memory]]:
-        """Train a segment in the spare rows."""
+    def __call__(self, order: _Order | _Request, memories: list[Memory], tell: Tell) -> tuple[Any, list[Memory]]:
+        """Do what is ordered."""
         self.desk.note(memories, order.gone)
+        return self._train(order) if isinstance(order, _Order) else (self._measure(order), [])
+
+    def _measure(self, request: _Request) -> Measurement:
+        """Answer a question; combinations are built in the spare rows."""
+        place, find = self.crew.bench.place, self.desk.find
+        states = [place(with_rows(from_wire(rest), find(address))) for rest, address in request.states]
+        out = place(with_rows(State(0, {}), find(request.spare)))
+        return self.crew.measure_here(states, request.question, out)
+
+    def _train(self, order: _Order) -> tuple[_Answer, list[Memory]]:
+        """Train a segment in the spare rows."""
         rows = self.desk.find(order.spare)
         for key, row in self.desk.find(order.start).items():
             rows[key].copy_(row)

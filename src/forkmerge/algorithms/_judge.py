@@ -12,9 +12,10 @@ from torch import nn
 
 from forkmerge.candidates import Coefficients, vertices
 from forkmerge.course import Course, turn_length
+from forkmerge.measuring import Measurement, read_metrics
 from forkmerge.order import sample_indices
 from forkmerge.problem import Problem
-from forkmerge.scoring import CostReader, Costs, Criterion, NotPerExample, adds_up, measure
+from forkmerge.scoring import CostReader, Costs, Criterion, adds_up, measure
 from forkmerge.state import State
 from forkmerge.workbench import Workbench
 
@@ -76,11 +77,7 @@ class Judge:
         """Return the target's metrics on all validation examples."""
         started = time.perf_counter()
         self.bench.attach_weights(state)
-        costs = self._read_costs()
-        if costs is not None and self._reader is not None:
-            values = self._reader.values(costs)
-        else:
-            values = measure(self.bench.model, self.evaluation, seed=self.seed)
+        values, costs = read_metrics(self.bench.model, self.evaluation, None, self.seed)
         self._known[id(state)] = _Measured(ref(state), values, costs, time.perf_counter() - started)
         return values
 
@@ -104,6 +101,16 @@ class Judge:
             return self.criterion.score(self._reader.values(part))
         self.bench.attach_weights(state)
         return self.criterion.score(measure(self.bench.model, self.evaluation, indices=self._indices, seed=self.seed))
+
+    def note(self, state: State, found: Measurement) -> None:
+        """Take over what a worker has measured of a state."""
+        if found.metrics is not None:
+            self._known[id(state)] = _Measured(ref(state), found.metrics, found.costs, 0.0)
+
+    @property
+    def indices(self) -> tuple[int, ...] | None:
+        """The examples of the round's sub-sample; None without one."""
+        return tuple(self._indices) if self.search_examples is not None and self._indices is not None else None
 
     def keep(self, copy: State, original: State) -> None:
         """Let what is known of a state count for a copy of it that nobody will change, in later rounds, too."""
@@ -153,13 +160,3 @@ class Judge:
             if found is not None and found.state() is state:
                 return found
         return None
-
-    def _read_costs(self) -> Costs | None:
-        """Return the costs of all examples to the attached state; None if they do not belong to single examples."""
-        if self._reader is None:
-            return None
-        try:
-            return self._reader.read(self.bench.model, range(len(self.evaluation.dataset)))  # type: ignore[arg-type]
-        except NotPerExample:
-            self._reader = None
-            return None

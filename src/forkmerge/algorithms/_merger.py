@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from forkmerge.algorithms._judge import Judge
 from forkmerge.algorithms._progress import Progress, Snapshot
 from forkmerge.algorithms._settings import Settings
-from forkmerge.candidates import Coefficients
+from forkmerge.candidates import Coefficients, vertices
 from forkmerge.course import Course
 from forkmerge.execution import Crew
+from forkmerge.measuring import Question
 from forkmerge.merging import Blender, Merge, find_merge, recompute_statistics, synchronise
 from forkmerge.mixtures import is_target_only, task_relevance
 from forkmerge.run import BranchRecord, Candidate, Round
@@ -40,6 +41,9 @@ class Merger:
             return raced[0]
 
         started = time.perf_counter()
+        floor = [] if progress.floor is None else [progress.floor]
+        self.rank([*(s for n, s in zip(names, entering, strict=True) if n not in faults), *floor])
+        ranked = time.perf_counter()
         found = find_merge(
             names,
             entering,
@@ -47,13 +51,13 @@ class Merger:
             score=lambda state: self.judge.score(state, remeasure=state is progress.merged),
             search_score=self.judge.search_score if self.settings.search_examples else None,
             blend=blend,
-            evaluate_many=self._evaluator(progress.merged, blend, full),
+            evaluate_many=self._evaluator(progress, entering, blend, full),
             course=course,
             faults=faults,
         )
         searched = time.perf_counter()
-        rank = sum(self.judge.seconds(state) for state in entering)
-        floor_score = self.judge.score(progress.floor) if progress.floor is not None else None
+        rank = ranked - started + sum(self.judge.seconds(state) for state in entering)
+        floor_score = self.judge.score(progress.floor, remeasure=False) if progress.floor is not None else None
         coefficients = tuple(found.coefficients.get(name, 0.0) for name in names)
         result = self._record(progress, entering, found, floor_score)
         track = raced[0] if raced else None
@@ -74,6 +78,14 @@ class Merger:
             merge=time.perf_counter() - merging,
         )
         return result
+
+    def rank(self, states: Sequence[State]) -> None:
+        """Let workers measure states that will be scored, all at once; without workers each waits for its turn."""
+        fresh = [state for state in states if not self.judge.known_metrics(state)]
+        if self.crew.workers > 1 and len(fresh) > 1:
+            questions = [Question(vertex) for vertex in vertices(len(fresh))]
+            for state, measured in zip(fresh, self.crew.measure(fresh, questions), strict=True):
+                self.judge.note(state, measured)
 
     def replay(self, progress: Progress, entering: list[State], script: Round | None) -> Round | None:
         """Merge with the coefficients that the search phase found; None if a branch it needs has diverged."""
@@ -150,20 +162,28 @@ class Merger:
         return Blender(self.crew.bench, entering, progress.merged, refresh)
 
     def _evaluator(
-        self, merged: State, blend: Blender, metrics: dict[Coefficients, dict[str, float]]
+        self, progress: Progress, entering: list[State], blend: Blender, metrics: dict[Coefficients, dict[str, float]]
     ) -> Callable[[Sequence[Coefficients]], list[float]]:
-        """Return the full pass over candidates, one after the other, which leaves their metrics in `metrics`."""
+        """Return the full pass over candidates, which leaves their metrics in `metrics`; workers share them."""
+        on_sample = self.settings.search_examples is not None
+        batches = self.settings.bn_batches if self.settings.bn == "recompute" else 0
+
+        def here(coefficients: Coefficients) -> float:
+            state = blend(coefficients)
+            if on_sample:
+                return self.judge.search_score(state)
+            score = self.judge.score(state, remeasure=state is progress.merged)
+            metrics[coefficients] = self.judge.known_metrics(state)
+            return score
 
         def evaluate(candidates: Sequence[Coefficients]) -> list[float]:
-            scores = []
-            for coefficients in candidates:
-                state = blend(coefficients)
-                if self.settings.search_examples:
-                    scores.append(self.judge.search_score(state))
-                else:
-                    scores.append(self.judge.score(state, remeasure=state is merged))
-                    metrics[coefficients] = self.judge.known_metrics(state)
-            return scores
+            if self.crew.workers == 1 or len(candidates) == 1:
+                return [here(coefficients) for coefficients in candidates]
+            questions = [Question(c, self.judge.indices, progress.phase, batches) for c in candidates]
+            found = [each.metrics for each in self.crew.measure(entering, questions)]
+            if not on_sample:
+                metrics.update((c, values) for c, values in zip(candidates, found, strict=True) if values is not None)
+            return [-math.inf if values is None else self.judge.criterion.score(values) for values in found]
 
         return evaluate
 

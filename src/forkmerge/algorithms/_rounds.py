@@ -200,6 +200,10 @@ class Rounds:
     def _take_snapshots(self, mark: int) -> None:
         """Keep the weights of every branch that are its best so far; a refit keeps those the search had chosen."""
         progress = self.progress
+        if progress.phase == "search":
+            for state in progress.branches:
+                self.judge.forget(state)
+            self.merger.rank(progress.branches)
         for mixture, state in zip(progress.mixtures, progress.branches, strict=True):
             held = progress.snapshots.get(mixture.name)
             if progress.phase == "refit":
@@ -208,7 +212,7 @@ class Rounds:
                     progress.snapshots[mixture.name] = Snapshot(0.0, mark, state.weights())
                 continue
             self._fix_reference()
-            score = self.judge.score(state)
+            score = self.judge.score(state, remeasure=False)
             if held is None or score > held.score:
                 progress.snapshots[mixture.name] = Snapshot(score, mark, state.weights())
                 self.judge.keep(progress.snapshots[mixture.name].weights, state)
@@ -222,7 +226,7 @@ class Rounds:
             if not state.is_finite():
                 state = self.progress.merged  # what all branches forked from
                 self.progress.note("the target-only branch diverged: metrics are compared with the fork point's")
-            self.progress.reference = self.judge.metrics(state)
+            self.progress.reference = self.judge.known_metrics(state) or self.judge.metrics(state)
             self.judge.set_reference(self.progress.reference)
 
     def _script(self) -> list[Round]:
