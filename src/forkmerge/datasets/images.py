@@ -116,6 +116,34 @@ class CachedImages(Dataset[tuple[Tensor, ...]]):
         return {**self.__dict__, "_pixels": None}  # opened again where it is used, never copied
 
 
+class ImageFiles(Dataset[tuple[Tensor, ...]]):
+    """Image files and their labels, decoded whenever they are read: for data sets too large to keep decoded.
+
+    Args:
+        paths: The image files.
+        labels: Any number of tensors with one row per image. An example is `(image, *labels)`, the image as bytes.
+        size: Height and width, one number for both.
+        mode: Pillow's colour mode: "RGB", or "L" for one channel.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[str | os.PathLike[str]],
+        *labels: Tensor | Sequence[Any],
+        size: int | tuple[int, int],
+        mode: str = "RGB",
+    ) -> None:
+        self.paths, self.labels = [Path(path) for path in paths], [torch.as_tensor(column) for column in labels]
+        self.size, self.mode = (size, size) if isinstance(size, int) else size, mode
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        pixels = _decoded(_Pillow(self.size, self.mode), self.paths[index], None)
+        return (torch.from_numpy(pixels), *(column[index] for column in self.labels))
+
+
 def default_folder() -> Path:
     """Where decoded images are kept unless another folder is given."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "forkmerge" / "images"

@@ -1,0 +1,173 @@
+"""DomainNet: 345 classes in six domains, a task each; half of every test list validates, as in the paper.
+
+Read from the image lists of the authors (`clipart_train.txt`, `clipart_test.txt`, …, a path and a class per line) in
+the folder itself, or in `image_list` or `txts` inside it; paths start at the folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset, Subset
+
+import forkmerge as fm
+from forkmerge.datasets._classify import ClassificationLosses, PredictClass, ResizedCropAndFlip
+from forkmerge.datasets._files import Root, check_count, data_folder, find, missing
+from forkmerge.datasets.images import CachedImages, ImageFiles
+from forkmerge.errors import unknown_name
+from forkmerge.models import Classifier, ResNet, ViT, load_published
+from forkmerge.order import sample_indices
+
+CLASSES = 345
+# Training, validation and test images of the paper's table, in thousands.
+COUNTS = {
+    "clipart": (33.5, 7.3, 7.3),
+    "infograph": (36.0, 7.8, 7.8),
+    "painting": (50.4, 10.9, 10.9),
+    "quickdraw": (120.7, 25.9, 25.9),
+    "real": (120.9, 26.0, 26.0),
+    "sketch": (48.2, 10.5, 10.5),
+}
+DOMAINS = tuple(COUNTS)
+TOLERANCE = 60  # images: the table is rounded to hundreds, in one cell downwards
+SOURCE = "the DomainNet page of Boston University (cleaned version), or through TLlib, with its image lists"
+SIDE, BATCH = 256, 48
+
+
+def recipe(
+    target: str = "clipart",
+    network: Literal["resnet-18", "resnet-101", "vit-base"] = "resnet-101",
+    weights: str | None = None,
+    steps: int = 50_000,
+    seed: int = 0,
+    root: str | None = None,
+    cache: str | None = None,
+    check_counts: bool = True,
+) -> fm.Recipe:
+    """Return the paper's setting: SGD or, for ViT, AdamW, with cosine annealing, a merge every 12.5K of 50K steps.
+
+    Args:
+        target: A domain.
+        network: The encoder; every domain has a linear head of its own.
+        weights: A file of published ImageNet weights of it, which the paper starts from.
+        steps: Training steps.
+        seed: Draws the first weights, the order of the data and the augmentations.
+        root: The folder; by default the one that FORKMERGE_DATA names.
+        cache: Where decoded images are kept.
+        check_counts: Whether there must be about as many images as in the paper.
+    """
+    is_vit = network == "vit-base"
+    lr = {"encoder.": 0.1}  # pre-trained layers learn slower than new heads
+    return fm.Recipe(
+        problem(target, root, cache=cache, check_counts=check_counts),
+        model=partial(make_network, network, weights),
+        optimizer=fm.OptimizerOf("AdamW", group_lr=lr, lr=1e-3, weight_decay=0.05)
+        if is_vit
+        else fm.OptimizerOf("SGD", group_lr=lr, lr=0.01, momentum=0.9, nesterov=True, weight_decay=5e-4),
+        steps=steps,
+        algorithm=fm.ForkMerge("per_auxiliary", interval=max(1, steps // 4)),
+        options={"seed": seed, "scheduler": fm.SchedulerOf("CosineAnnealingLR", T_max=steps)},
+    )
+
+
+def make_network(network: str, weights: str | None = None) -> Classifier:
+    """Return an encoder with a head per domain."""
+    makers: dict[str, Callable[[], nn.Module]] = {
+        "resnet-18": partial(ResNet, 18),
+        "resnet-101": partial(ResNet, 101),
+        "vit-base": ViT,
+    }
+    if network not in makers:
+        raise fm.ProblemError(unknown_name("network", network, makers))
+    encoder = makers[network]()
+    if weights is not None:
+        load_published(encoder, weights)
+    return Classifier(encoder, dict.fromkeys(DOMAINS, CLASSES))
+
+
+def problem(
+    target: str = "clipart",
+    root: Root = None,
+    *,
+    domains: Sequence[str] = DOMAINS,
+    weights: Literal["loss", "sampling"] = "sampling",
+    keep: Literal["decoded", "files"] = "decoded",
+    size: int = SIDE,
+    crop: int = 224,
+    batch_size: int = BATCH,
+    seed: int = 0,
+    cache: Root = None,
+    check_counts: bool = True,
+) -> fm.Problem:
+    """Return one task per domain.
+
+    Args:
+        target: A domain.
+        root: The folder; by default the one that FORKMERGE_DATA names.
+        domains: Whose images are read.
+        weights: What task weights mean; in the authors' scripts, the share of steps on a domain.
+        keep: Whether decoded images are kept in the cache folder, 115 GB in all, or files are decoded when read.
+        size: All images are brought to size × size pixels first.
+        crop: The network's input: a random rectangle of these when training, their centre otherwise.
+        batch_size: Images per step.
+        seed: Draws the half of the test lists that validates.
+        cache: Where decoded images are kept.
+        check_counts: Whether there must be about as many images as in the paper.
+    """
+    folder = data_folder(root, "DomainNet")
+    prepare = ResizedCropAndFlip(crop)
+    streams, validation, test = {}, {}, {}
+    for domain in domains:
+        if domain not in COUNTS:
+            raise fm.ProblemError(unknown_name("domain", domain, DOMAINS))
+        lists = [read_list(folder, f"{domain}_{part}.txt") for part in ("train", "test")]
+        held = set(sample_indices(len(lists[1][0]), len(lists[1][0]) // 2, seed, "domainnet", domain))
+        rest = [index for index in range(len(lists[1][0])) if index not in held]
+        if check_counts:
+            found = (len(lists[0][0]), len(held), len(rest))
+            for part, number, wanted in zip(("training", "validation", "test"), found, COUNTS[domain], strict=True):
+                check_count(f"DomainNet's {part} images of {domain}", number, 1000 * wanted, TOLERANCE)
+        training, others = (_images(paths, classes, size, keep, cache) for paths, classes in lists)
+        streams[domain] = fm.Stream(training, ClassificationLosses(prepare), domain, batch_size)
+        predict = PredictClass(domain, prepare)
+        validation[domain] = fm.Evaluation(Subset(others, sorted(held)), fm.accuracy, predict=predict)
+        test[domain] = fm.Evaluation(Subset(others, rest), fm.accuracy, predict=predict)
+    return fm.Problem(target, streams, validation, test, weights=weights)
+
+
+def read_list(folder: Path, name: str) -> tuple[list[Path], list[int]]:
+    """Return the images and classes of a list; a bad line, or an image that is not there, is named."""
+    place = find(folder, ("", "image_list", "txts", "splits"), [name])
+    if place is None:
+        raise missing("DomainNet", folder, [name], SOURCE)
+    paths, classes = [], []
+    for number, line in enumerate((place / name).read_text("utf-8", errors="replace").splitlines(), 1):
+        if not line.strip():
+            continue
+        path, _, kind = line.strip().rpartition(" ")
+        if not path or not kind.isdecimal() or int(kind) >= CLASSES:
+            raise fm.ProblemError(
+                f"{place / name}, line {number}: expected a path and a class from 0 to {CLASSES - 1}, found {line!r}."
+            )
+        paths.append(folder / path)
+        classes.append(int(kind))
+    if not paths:
+        raise fm.ProblemError(f"{place / name} names no images. Get the file again.")
+    absent = next((path for path in paths if not path.is_file()), None)
+    if absent is not None:
+        raise fm.ProblemError(f"{place / name} names {absent}, which is not there. Get DomainNet from {SOURCE}.")
+    return paths, classes
+
+
+def _images(paths: list[Path], classes: list[int], size: int, keep: str, cache: Root) -> Dataset[Any]:
+    labels = torch.tensor(classes)
+    if keep == "files":
+        return ImageFiles(paths, labels, size=size)
+    if keep != "decoded":
+        raise fm.ProblemError(f"keep must be 'decoded' or 'files', got {keep!r}.")
+    return CachedImages(paths, labels, size=size, as_bytes=True, cache=cache, workers=2)

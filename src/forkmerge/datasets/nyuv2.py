@@ -1,0 +1,225 @@
+"""NYUv2: 13-class segmentation, depth and surface normals of 636 / 159 / 654 indoor scenes, as in the paper.
+
+Read from the layout of MTAN and LibMTL: folders `train` and `val` (the test images), in each of them `image`, `label`,
+`depth` and `normal`, with files `0.npy`, `1.npy`, …. Which 159 of the 795 training images validate is fixed by the
+file `nyuv2_validation.txt` beside this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, Subset
+
+import forkmerge as fm
+from forkmerge.datasets import augment, dense
+from forkmerge.datasets._files import Array, Root, check_count, data_folder, find, missing
+from forkmerge.models import MTAN, DenseModel, ResNet, load_published
+
+CLASSES = 13
+OUTPUTS = {"segmentation": CLASSES, "depth": 1, "normal": 3}
+TASKS = tuple(OUTPUTS)
+TRAINING, VALIDATION, TEST = 636, 159, 654
+BATCH, EPOCHS = 8, 200
+SOURCE = "the preprocessed NYUv2 that the authors of MTAN offer (LibMTL links the same files)"
+_SHAPES = {"image": 3, "label": None, "depth": 1, "normal": 3}  # channels, in the order of a batch
+
+
+def recipe(
+    target: str = "segmentation",
+    network: Literal["deeplab", "mtan"] = "deeplab",
+    weights: str | None = None,
+    steps: int = EPOCHS * (TRAINING // BATCH),
+    seed: int = 0,
+    root: str | None = None,
+    check_counts: bool = True,
+) -> fm.Recipe:
+    """Return the paper's setting: dilated ResNet-50, Adam 1e-4 halved half-way, a merge every 10 of 200 epochs.
+
+    Args:
+        target: segmentation, depth or normal.
+        network: DeepLab heads on the encoder, or MTAN.
+        weights: A file of published ImageNet weights of ResNet-50, which the paper starts from.
+        steps: Training steps.
+        seed: Draws the first weights, the order of the data and the augmentations.
+        root: The folder; by default the one that FORKMERGE_DATA names.
+        check_counts: Whether there must be as many images as in the paper.
+    """
+    return fm.Recipe(
+        problem(target, root, check_counts=check_counts),
+        model=partial(make_network, network, weights),
+        optimizer=fm.OptimizerOf("Adam", lr=1e-4, weight_decay=1e-5),
+        steps=steps,
+        algorithm=fm.ForkMerge("per_auxiliary", interval=max(1, steps // 20)),
+        options={"seed": seed, "scheduler": fm.SchedulerOf("StepLR", step_size=max(1, steps // 2), gamma=0.5)},
+    )
+
+
+def make_network(network: str, weights: str | None = None, depth: int = 50) -> nn.Module:
+    """Return a dilated ResNet with a DeepLab head per task, or MTAN on it."""
+    if network not in ("deeplab", "mtan"):
+        raise fm.ProblemError(f"network must be 'deeplab' or 'mtan', got {network!r}.")
+    encoder = ResNet(depth, output_stride=8, pool=False)
+    if weights is not None:
+        load_published(encoder, weights)
+    return DenseModel(encoder, OUTPUTS) if network == "deeplab" else MTAN(encoder, OUTPUTS)
+
+
+def problem(
+    target: str = "segmentation",
+    root: Root = None,
+    *,
+    augmented: bool = True,
+    batch_size: int = BATCH,
+    check_counts: bool = True,
+) -> fm.Problem:
+    """Return three tasks on the same images.
+
+    Args:
+        target: segmentation, depth or normal.
+        root: The folder; by default the one that FORKMERGE_DATA names.
+        augmented: Whether training images are scaled, cropped and mirrored at random.
+        batch_size: Images per step.
+        check_counts: Whether there must be as many images as in the paper.
+    """
+    folder = data_folder(root, "NYUv2")
+    place = find(folder, ("", "nyuv2", "NYUv2", "nyu"), ["train/image"])
+    if place is None:
+        raise missing(
+            "NYUv2", folder, [f"{part}/{kind}/0.npy" for part in ("train", "val") for kind in _SHAPES], SOURCE
+        )
+    known, test = Scenes(place / "train"), Scenes(place / "val")
+    if check_counts:
+        check_count(f"NYUv2's training images in {known.folder}", len(known), TRAINING + VALIDATION)
+        check_count(f"NYUv2's test images in {test.folder}", len(test), TEST)
+    held = validation_indices(len(known))
+    rest = [index for index in range(len(known)) if index not in set(held)]
+    return fm.Problem(
+        target,
+        [fm.Stream(Subset(known, rest), SceneLosses(augmented), TASKS, batch_size)],
+        validation=scene_evaluations(Subset(known, held), CLASSES, batch_size),
+        test=scene_evaluations(test, CLASSES, batch_size),
+    )
+
+
+def validation_indices(count: int = TRAINING + VALIDATION) -> list[int]:
+    """Return which training images validate: those of the split file, or for fewer images those of them that exist."""
+    lines = Path(__file__).with_name("nyuv2_validation.txt").read_text("ascii").split("\n")
+    listed = [int(line) for line in lines if line and not line.startswith("#")]
+    return [index for index in listed if index < count] or [count - 1]
+
+
+@dataclass(frozen=True)
+class SceneLosses:
+    """Cross-entropy, L1 and cosine losses of scenes with all three targets.
+
+    Args:
+        augmented: Whether scenes are scaled, cropped and mirrored at random.
+    """
+
+    augmented: bool
+
+    def __call__(self, model: nn.Module, batch: Any, tasks: Sequence[str], context: fm.Context) -> dict[str, Tensor]:
+        """Return the losses of the tasks asked for."""
+        scenes = augment.scale_crop_flip(batch, context.generator) if self.augmented else batch
+        targets = dict(zip(TASKS, scenes[1:], strict=True))
+        found = dense.outputs(model, scenes[0], tasks, context)
+        return {task: dense.LOSSES[task](found[task], targets[task]) for task in tasks}
+
+
+def scene_evaluations(dataset: Dataset[Any], classes: int, batch_size: int) -> dict[str, fm.Evaluation]:
+    """Return the evaluations of all three tasks by the paper's metrics."""
+    metrics = {
+        "segmentation": dense.segmentation_metrics(classes),
+        "depth": dense.depth_metrics(),
+        "normal": dense.normal_metrics(),
+    }
+    return {
+        task: fm.Evaluation(dataset, metrics[task], predict=dense.PredictMap(task, place), batch_size=batch_size)
+        for place, task in enumerate(TASKS, 1)
+    }
+
+
+class Scenes(Dataset[Any]):
+    """Scenes of one folder; batches are images, labels, depths and normals.
+
+    All files are looked at when it is made: their number, names, shapes and sizes; their values when they are read.
+
+    Args:
+        folder: With the folders `image`, `label`, `depth` and `normal`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._count = len(list((folder / "image").glob("*.npy")))
+        absent = [
+            f"{kind}/{index}.npy"
+            for kind in _SHAPES
+            for index in range(max(self._count, 1))
+            if not (folder / kind / f"{index}.npy").is_file()
+        ]
+        if absent:
+            raise missing("NYUv2", folder, absent, SOURCE)
+        size: tuple[int, ...] | None = None
+        for index in range(self._count):
+            for kind, channels in _SHAPES.items():
+                shape = _shape(self._path(kind, index))
+                size = size or shape[:2]
+                if shape != (size if channels is None else (*size, channels)):
+                    raise fm.ProblemError(
+                        f"{self._path(kind, index)} has shape {shape}: expected {size} as of the first image"
+                        + (f", and {channels} channels." if channels else ".")
+                    )
+
+    def _path(self, kind: str, index: int) -> Path:
+        return self.folder / kind / f"{index}.npy"
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"scene {index} of {len(self)}")
+        return tuple(column[0] for column in self.read_batch(torch.tensor([index % len(self)])))
+
+    def read_batch(self, indices: Tensor) -> list[Tensor]:
+        """Return images [n, 3, h, w], labels [n, h, w], depths [n, 1, h, w] and normals [n, 3, h, w]."""
+        columns = []
+        for kind in _SHAPES:
+            parts = [self._read(kind, index) for index in indices.tolist()]
+            columns.append(torch.from_numpy(np.stack(parts)))
+        return columns
+
+    def _read(self, kind: str, index: int) -> Array:
+        path = self._path(kind, index)
+        try:
+            values: Array = np.load(path, allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise fm.ProblemError(f"cannot read {path}: {error}. Get the file again.") from None
+        if kind == "label":
+            labels = values.astype(np.int64)
+            if not bool((labels == values).all()) or labels.min() < dense.IGNORED or labels.max() >= CLASSES:
+                raise fm.ProblemError(f"{path} must hold classes from 0 to {CLASSES - 1}, or −1 where unknown.")
+            return labels
+        if not bool(np.isfinite(values).all()):
+            raise fm.ProblemError(f"{path} holds values that are not finite. Get the file again.")
+        return np.ascontiguousarray(values.astype(np.float32).transpose(2, 0, 1))
+
+
+def _shape(path: Path) -> tuple[int, ...]:
+    """Return the shape of a .npy file, which must be as long as its own header says."""
+    try:
+        found = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise fm.ProblemError(f"cannot read {path}: {error}. Get the file again.") from None
+    if found.dtype.kind not in "fiu":
+        raise fm.ProblemError(f"{path} holds {found.dtype}: expected numbers.")
+    shape: tuple[int, ...] = found.shape
+    return shape
