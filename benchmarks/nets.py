@@ -172,3 +172,43 @@ def large_embedding_case(tasks: int) -> Case:
     """The same with an embedding table of five million parameters."""
     rows = torch.randint(0, 312_500, (4096, 16), generator=torch.Generator().manual_seed(0))
     return Case(f"5M embedding K={tasks}", lambda: Embedding(312_500), [128, 64], rows, tasks, 256)
+
+
+IMAGE_TASKS = ("target", "coarse", "noisy")
+
+
+def image_model(width: int = 16, tasks: Sequence[str] = IMAGE_TASKS) -> MultiTask:
+    """A ResNet-18-like network with a linear head per task, the same every time."""
+    torch.manual_seed(0)
+    return MultiTask(resnet(width), [8 * width], tasks)
+
+
+def images(count: int, seed: int, size: int = 8, noise: float = 2.5) -> list[Tensor]:
+    """Images of ten noisy patterns, and labels: the class, a permutation of it, and one that is wrong half the time."""
+    patterns = torch.randn(CLASSES, 3, size, size, generator=torch.Generator().manual_seed(99))
+    generator = torch.Generator().manual_seed(seed)
+    target = torch.randint(CLASSES, (count,), generator=generator)
+    inputs = patterns[target] + noise * torch.randn(count, 3, size, size, generator=generator)
+    wrong = torch.rand(count, generator=generator) < 0.5
+    noisy = torch.where(wrong, torch.randint(CLASSES, (count,), generator=generator), target)
+    return [inputs, target, (7 * target) % CLASSES, noisy]
+
+
+def image_losses(model: Any, batch: Any, tasks: Sequence[str], context: fm.Context) -> dict[str, Tensor]:
+    """One pass through the encoder for all tasks asked for."""
+    inputs, *labels = batch
+    z = context.shared(model.encoder(inputs))
+    pairs = zip(IMAGE_TASKS, labels, strict=True)
+    return {task: cross_entropy(model.heads[task](z), y) for task, y in pairs if task in tasks}
+
+
+def image_predict(model: Any, batch: Any) -> tuple[Tensor, Tensor]:
+    """The target's logits and labels."""
+    return model.heads["target"](model.encoder(batch[0])), batch[1]
+
+
+def image_problem(training: int, validation: int, batch: int = 64, size: int = 8) -> fm.Problem:
+    """Three tasks on shared images; everything a worker process needs stands at module level."""
+    stream = fm.Stream(TensorDataset(*images(training, 1, size)), image_losses, IMAGE_TASKS, batch)
+    held_out = TensorDataset(*images(validation, 2, size)[:2])
+    return fm.Problem("target", {"images": stream}, fm.Evaluation(held_out, fm.accuracy, image_predict))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import forkmerge as fm
+from forkmerge.errors import ProblemError
 from forkmerge.formats import memory_format, suits_channels_last, to_channels_last
 from forkmerge.plan import plan_run
 from problems import SGD, TASKS, WIDTH, Net, bits, facts, fit, minus_loss, plain_net, same_bits, seeded, shared_problem
@@ -61,6 +62,8 @@ def is_last(weight: Tensor) -> bool:
         ([nn.Conv2d(3, 16, 3), nn.Conv2d(16, 8, 3)], True),
         ([nn.Conv2d(3, 32, 3), nn.Conv2d(32, 32, 3, groups=32)], True),
         ([nn.ConvTranspose2d(16, 3, 4)], True),
+        ([nn.Conv2d(4, 16, 1, 2), nn.Conv2d(16, 16, 3)], False),  # torch's kernel for it spoils memory
+        ([nn.Conv2d(16, 32, 1, 2), nn.Conv2d(32, 16, 3)], True),
         ([nn.Conv1d(32, 32, 3), nn.Conv3d(32, 32, 3)], False),
         ([nn.Conv2d(3, 4, 3).to(memory_format=FORMAT)], True),  # the user's own choice
     ],
@@ -172,3 +175,9 @@ def test_a_failed_check_leaves_the_model_as_it_was() -> None:
 def test_wrong_values_are_refused() -> None:
     with pytest.raises(fm.ProblemError, match=r"channels_last must be True, False or None \(by rule\), got 'yes'"):
         fm.Training(SGD, channels_last="yes")  # type: ignore[arg-type]
+
+
+def test_a_wish_that_would_spoil_memory_is_refused() -> None:
+    net = nn.Sequential(nn.Conv2d(4, 16, 1, 2), nn.Conv2d(16, 16, 3))
+    with pytest.raises(ProblemError, match="write outside its tensors"), memory_format(net, True, "float32", list):
+        pass

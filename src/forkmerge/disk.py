@@ -19,6 +19,7 @@ from torch import Tensor
 from forkmerge.codec import JSON, seal
 from forkmerge.errors import StoreError
 
+_MAPPED = 1 << 24  # bytes of a file read before it is closed and opened again
 TEMPORARY = ".tmp-"  # how the name of anything unfinished begins
 
 
@@ -177,10 +178,22 @@ def unseal(path: Path) -> dict[str, Any]:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Read a safetensors file into main memory; nothing refers to the file afterwards."""
+    """Read a safetensors file into main memory; nothing refers to the file afterwards.
+
+    The file is mapped, and what was read of it counts as memory until it is closed: so it is opened anew now and then.
+    """
+    tensors: dict[str, Tensor] = {}
     try:
         with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+            names = list(file.keys())
+        while names:
+            with safe_open(path, framework="pt") as file:
+                room = _MAPPED
+                while names and room > 0:
+                    name = names.pop()
+                    tensors[name] = file.get_tensor(name).clone()
+                    room -= tensors[name].nbytes
+        return tensors
     except (OSError, SafetensorError) as error:
         raise Damage(f"{path.name}: {_reason(error)}") from error
 

@@ -26,7 +26,21 @@ def suits_channels_last(model: nn.Module, precision: str) -> bool:
     device = device_of(model).type
     if device != "cpu" and not (device == "cuda" and precision != "float32"):
         return False
+    if spoils_memory(model):
+        return False
     return any(module.in_channels >= _FEWEST_CHANNELS for module in _convolutions(model))
+
+
+def spoils_memory(model: nn.Module) -> bool:
+    """Whether torch's CPU kernels would write outside their tensors in channels-last format.
+
+    Seen in torch 2.13 with AVX2: the backward pass of strided 1×1 convolutions of fewer than 8 input channels, the
+    width of a vector, ends with "corrupted size vs. prev_size" or a crash. 16 is the width of AVX-512's vectors.
+    """
+    return device_of(model).type == "cpu" and any(
+        set(module.kernel_size) == {1} and max(module.stride) > 1 and module.in_channels // module.groups < 16
+        for module in _convolutions(model)
+    )
 
 
 def to_channels_last(model: nn.Module) -> list[nn.Parameter]:
@@ -56,6 +70,11 @@ def memory_format(model: nn.Module, wanted: bool | None, precision: str, check: 
     changed: list[nn.Parameter] = []
     try:
         is_on = suits_channels_last(model, precision) if wanted is None else wanted
+        if wanted and spoils_memory(model):
+            raise ProblemError(
+                "channels_last=True would make torch write outside its tensors here: the model has a strided 1×1 "
+                "convolution of fewer than 16 input channels. Use channels_last=False, or more channels there."
+            )
         if is_on:
             changed = to_channels_last(model)
         try:

@@ -233,6 +233,7 @@ class RunFolder:
 class NoStore:
     """The store of a run that keeps nothing: the methods of `RunFolder`, without a folder."""
 
+    path: Path | None = None
     warnings: tuple[str, ...] = ()
 
     def record(self, event: Mapping[str, Any]) -> None:

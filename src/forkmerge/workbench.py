@@ -18,6 +18,7 @@ from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from forkmerge.attic import give_back
 from forkmerge.errors import ProblemError
 from forkmerge.state import Layout, State
 
@@ -99,19 +100,17 @@ class Workbench:
 
     def capture(self, state: State) -> None:
         """Write what is not a view of the attached state's rows into it: new optimizer tensors, buffers, counters."""
+        entries = self._entries()
+        state.optimizer_slots, state.optimizer_loose = {}, {index: {} for index in entries}
+        # Slot by slot: the tensors of one are gone before the row of the next is made.
+        before = len(state.optimizer_rows)
+        for key in dict.fromkeys(key for entry in entries.values() for key in entry):
+            for index, entry in entries.items():
+                if key in entry and not self._adopt(state, index, key, entry[key]):
+                    state.optimizer_loose[index][key] = entry[key]
+        if len(state.optimizer_rows) > before:
+            self.give_back()
         self.capture_buffers(state)
-        state.optimizer_slots, state.optimizer_loose = {}, {}
-        for parameter, entry in self.optimizer.state.items():
-            index = self._index.get(id(parameter))
-            if index is None and not isinstance(parameter, nn.Parameter):
-                raise ProblemError(
-                    f"{type(self.optimizer).__name__} keeps state under {parameter!r}, which belongs to no parameter, "
-                    "so it can be neither merged nor saved: keep it per parameter or in a parameter group."
-                )
-            if index is not None:
-                state.optimizer_loose[index] = {
-                    key: value for key, value in entry.items() if not self._adopt(state, index, key, value)
-                }
         state.groups = [
             {key: copy.deepcopy(value) for key, value in group.items() if key != "params"}
             for group in self.optimizer.param_groups
@@ -154,6 +153,21 @@ class Workbench:
     def drop_gradients(self) -> None:
         """Free the gradients: one model size that a merge can use instead."""
         self.optimizer.zero_grad(set_to_none=True)
+
+    def give_back(self) -> None:
+        """Hand what was freed, gradients above all, to the operating system, if the model is large enough to matter."""
+        give_back(sum(parameter.nbytes for parameter in self.layout.parameters))
+
+    def _entries(self) -> dict[int, dict[str, Any]]:
+        """The optimizer's own state of every trainable parameter, by position."""
+        for parameter in self.optimizer.state:
+            if not isinstance(parameter, nn.Parameter):
+                raise ProblemError(
+                    f"{type(self.optimizer).__name__} keeps state under {parameter!r}, which belongs to no parameter, "
+                    "so it can be neither merged nor saved: keep it per parameter or in a parameter group."
+                )
+        state = self.optimizer.state.items()
+        return {self._index[id(parameter)]: entry for parameter, entry in state if id(parameter) in self._index}
 
     def _group_of(self, index: int) -> dict[str, Any]:
         parameter = self.layout.parameters[index]
@@ -202,6 +216,7 @@ class Workbench:
             )
         name = f"{key}/{place.row}"
         if name not in state.optimizer_rows:
+            self.give_back()
             state.optimizer_rows[name] = self.layout.new_row(place.row, value.dtype, value)
         row = state.optimizer_rows[name]
         if row.dtype != value.dtype or row.device != value.device:

@@ -284,6 +284,7 @@ def _to_run(
 
 
 def _complete(run: Run, bench: Workbench, progress: Progress, store: RunFolder | NoStore) -> Run:
+    progress.branches = []  # their memory goes to the model's own
     bench.release(progress.merged)
     run.model = bench.model
     store.record({"event": "end", "final": run.final, "score": run.score})

@@ -106,7 +106,7 @@ class Progress:
 
     @classmethod
     def from_value(cls, value: dict[str, Any]) -> Progress:
-        """Return the progress that `to_value` described."""
+        """Return the progress that `to_value` described; `refork` completes its branches."""
         data = dict(value)
         data["mixtures"] = [Mixture(name, weights) for name, weights in value["mixtures"]]
         data["rounds"] = [Round.from_json(item) for item in value["rounds"]]
@@ -115,10 +115,13 @@ class Progress:
         for name in _STATES:
             data[name] = State.from_value(value[name]) if value[name] else None
         data["branches"] = [State.from_value(item) for item in value["branches"]]
-        for state in data["branches"]:
-            if not state.rows:
-                state.rows = data["merged"].clone().rows
         return cls(**data)
+
+    def refork(self) -> None:
+        """Give branches that were written without weights those of the last merge."""
+        for state in self.branches:
+            if not state.rows:
+                state.rows = self.merged.weights().rows
 
     def states(self) -> list[State]:
         """Every state held, for moving them to their devices after a load."""

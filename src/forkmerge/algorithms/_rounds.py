@@ -11,6 +11,7 @@ from forkmerge.algorithms._judge import Judge
 from forkmerge.algorithms._merger import Merger
 from forkmerge.algorithms._progress import Progress, Snapshot
 from forkmerge.algorithms._settings import Settings
+from forkmerge.attic import Attic
 from forkmerge.branch import Mixture
 from forkmerge.execution import Crew, Segment
 from forkmerge.mixtures import ALONE, check_mixtures, reference_branch, scale_auxiliaries
@@ -53,17 +54,13 @@ class Rounds:
         self.interval, self.validate_every = settings.interval_of(steps), settings.validate_every_of(steps)
         self.judge = Judge(self.bench, self.job.problem, settings.reference, settings.search_examples, self.job.seed)
         self.merger = Merger(settings, crew, self.judge)
+        self.attic = Attic(store.path)
         self.progress: Progress
 
     def run(self) -> Progress:
         """Run to the end and return the final progress, whose `merged` is the model to return."""
-        value = self.store.load()
-        for text in self.store.warnings:
-            self.observe({"event": "warning", "text": text})
-        if value is None:
+        if not self._restore(self.store.load()):
             self._begin()
-        else:
-            self._restore(value)
         while self.progress.phase != "done":
             phase = self.progress.phase
             while self.progress.phase == phase and self.progress.step < self._last_step():
@@ -84,7 +81,7 @@ class Rounds:
             phase="search",
             mixtures=mixtures,
             branches=[initial.clone() for _ in mixtures],
-            merged=initial.weights(),
+            merged=self._stowed(initial),
             initial=initial if settings.refit else None,
             floor=initial.clone() if settings.floor else None,
             probes=probes,
@@ -100,13 +97,30 @@ class Rounds:
             self.progress.outcome = {"score": None, "metrics": {}, "step": self.steps, "replays": False}
         self._save()
 
-    def _restore(self, value: dict[str, Any]) -> None:
-        self.progress = Progress.from_value(value)
-        for state in self.progress.states():
+    def _restore(self, value: dict[str, Any] | None) -> bool:
+        """Go on from a checkpoint, if there is one."""
+        for text in self.store.warnings:
+            self.observe({"event": "warning", "text": text})
+        if value is None:
+            return False
+        self.progress = progress = Progress.from_value(value)
+        value.clear()  # which would hold a second copy of the last merge until this call ends
+        progress.merged = self._stowed(self.bench.place(progress.merged))
+        self.bench.attach_weights(progress.merged)  # frees the module's own memory before the branches need theirs
+        self.bench.give_back()
+        progress.refork()
+        for state in progress.states():
             self.bench.place(state)
+        self.attic.rest()
         if self.progress.reference:
             self.judge.set_reference(self.progress.reference)
         self._tell("resume")
+        return True
+
+    def _stowed(self, state: State) -> State:
+        """Return a copy of the weights that need not stay in memory while the branches train."""
+        rows = {name: self.attic.hold(row) for name, row in state.rows.items()}
+        return State(state.step, rows, {name: buffer.clone() for name, buffer in state.buffers.items()})
 
     def _probe(self, initial: State) -> dict[str, float]:
         """Score a short run of every probe; most constructors have none."""
@@ -302,6 +316,7 @@ class Rounds:
     def _save(self) -> None:
         self.progress.saves += 1
         self.store.save(self.progress.to_value(), self.progress.saves)
+        self.attic.rest()
         self._tell("checkpoint")
 
     def _tell(self, event: str) -> None:

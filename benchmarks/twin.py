@@ -1,0 +1,321 @@
+"""A whole ForkMerge run beside a faithful loop in the style of the authors' scripts, which does the same training.
+
+    ./run bench twin [--repeats 2] [--rounds 2] [--workers 2]
+
+The loop keeps a module and an optimizer per branch, writes and reads every branch with `torch.save`, builds each
+candidate as a sum of state dicts, and scores it, α = 0 included, with a full pass over the validation data: 6(B − 1)
+passes and B to rank. Its own search is timed; then it goes on with the coefficients the library found, so that both do
+the same training on the same batches. `--check` compares the weights they end with.
+"""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from harness import begin, parser, quartiles, save
+from nets import IMAGE_TASKS, MultiTask, image_model, image_problem
+from page import Goal, Section, Table, ratio
+from rich.progress import Progress
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+import forkmerge as fm
+from forkmerge.order import batch_indices
+
+MIXTURES = {
+    "alone": {"target": 1.0},
+    "coarse": {"target": 1.0, "coarse": 1.0},
+    "noisy": {"target": 1.0, "noisy": 1.0},
+}
+ALPHAS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+OPTIMIZER = fm.OptimizerOf("SGD", lr=0.02, momentum=0.9, weight_decay=5e-4)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The size of one comparison."""
+
+    rounds: int
+    interval: int
+    validation: int
+    training: int = 10_000
+    width: int = 16
+    batch: int = 64
+    seed: int = 0
+
+    def problem(self) -> fm.Problem:
+        """The problem both train on."""
+        return image_problem(self.training, self.validation, self.batch)
+
+
+@dataclass
+class Outcome:
+    """A finished run: its weights, its seconds by phase and in all, and the coefficients of every round."""
+
+    weights: dict[str, Tensor]
+    seconds: dict[str, float]
+    total: float
+    coefficients: list[dict[str, float]] = field(default_factory=list)
+
+    @property
+    def overhead(self) -> float:
+        """Everything but training, in percent of training."""
+        return 100 * (self.total - self.seconds["train"]) / self.seconds["train"]
+
+
+def library(setting: Setting, folder: Path, *, workers: int = 1, channels_last: bool | None = None) -> Outcome:
+    """The library's run, as a user would start it."""
+    started = time.perf_counter()
+    run = fm.ForkMerge(MIXTURES, interval=setting.interval).fit(
+        setting.problem(),
+        model=image_model(setting.width),
+        optimizer=OPTIMIZER,
+        steps=setting.rounds * setting.interval,
+        seed=setting.seed,
+        workers=workers,
+        threads=1,
+        channels_last=channels_last,
+        folder=folder,
+    )
+    total = time.perf_counter() - started
+    found = [dict(finished.coefficients) for finished in run.rounds]
+    return Outcome(run.model.state_dict(), dict(run.seconds), total, found)
+
+
+class Twin:
+    """The loop in the authors' style."""
+
+    def __init__(self, setting: Setting, folder: Path) -> None:
+        self.setting, self.folder, problem = setting, folder, setting.problem()
+        self.data = problem.stream_map["images"].dataset.tensors  # type: ignore[attr-defined]
+        self.held_out = problem.target_validation.dataset.tensors  # type: ignore[attr-defined]
+        model = image_model(setting.width)
+        self.models = {name: copy.deepcopy(model) for name in MIXTURES}
+        self.optimizers = {name: OPTIMIZER(model) for name, model in self.models.items()}
+        self.seconds = dict.fromkeys(["train", "rank", "search", "merge", "checkpoint"], 0.0)
+
+    def run(self, coefficients: Sequence[Mapping[str, float]]) -> Outcome:
+        """Run all rounds, merging with the given coefficients."""
+        started, own = time.perf_counter(), []
+        for index, given in enumerate(coefficients):
+            for name in MIXTURES:
+                with self._timed("train"):
+                    self._train(name, index * self.setting.interval)
+                with self._timed("checkpoint"):
+                    self._save_and_reload(name)
+            states = {name: copy.deepcopy(model.state_dict()) for name, model in self.models.items()}
+            with self._timed("rank"):
+                scores = {name: self._score(model) for name, model in self.models.items()}
+            with self._timed("search"):
+                own.append(self._search(states, scores))
+            with self._timed("merge"):
+                merged = weighted_sum(states, given)
+                for model in self.models.values():
+                    model.load_state_dict(merged)
+            with self._timed("checkpoint"):
+                torch.save(merged, self.folder / "merged.pt")
+        return Outcome(merged, self.seconds, time.perf_counter() - started, own)
+
+    def _train(self, name: str, first: int) -> None:
+        model, optimizer, setting = self.models[name], self.optimizers[name], self.setting
+        model.train()
+        columns = [IMAGE_TASKS.index(task) + 1 for task in MIXTURES[name]]
+        for step in range(first, first + setting.interval):
+            chosen = batch_indices(len(self.data[0]), setting.batch, step, setting.seed, "images")
+            z = model.encoder(self.data[0][chosen])
+            losses = [
+                weight * cross_entropy(model.heads[task](z), self.data[column][chosen])
+                for (task, weight), column in zip(MIXTURES[name].items(), columns, strict=True)
+            ]
+            optimizer.zero_grad()
+            torch.stack(losses).sum().backward()
+            optimizer.step()
+
+    def _save_and_reload(self, name: str) -> None:
+        path = self.folder / f"{name}.pt"
+        torch.save({"model": self.models[name].state_dict(), "optimizer": self.optimizers[name].state_dict()}, path)
+        stored = torch.load(path, weights_only=True)  # noqa: TID251 - written one line above, by us
+        self.models[name].load_state_dict(stored["model"])
+        self.optimizers[name].load_state_dict(stored["optimizer"])
+
+    def _score(self, model: MultiTask) -> float:
+        inputs, labels = self.held_out
+        correct = 0
+        model.eval()
+        with torch.no_grad():
+            for x, y in zip(inputs.split(self.setting.batch), labels.split(self.setting.batch), strict=True):
+                correct += int((model.heads["target"](model.encoder(x)).argmax(1) == y).sum())
+        return correct / len(labels)
+
+    def _search(self, states: Mapping[str, Mapping[str, Tensor]], scores: Mapping[str, float]) -> dict[str, float]:
+        """Alg. 3 with every α, 0 included, scored by a full pass."""
+        first, *others = sorted(scores, key=lambda name: -scores[name])
+        weights, best, model = {first: 1.0}, scores[first], copy.deepcopy(self.models[first])
+        for place, name in enumerate(others, start=1):
+            upper, chosen = sum(weights.values()) / place, 0.0
+            for alpha in ALPHAS:
+                trial = {**weights, name: alpha * upper}
+                total = sum(trial.values())
+                model.load_state_dict(weighted_sum(states, {key: value / total for key, value in trial.items()}))
+                score = self._score(model)
+                if score > best:
+                    best, chosen = score, alpha * upper
+            weights[name] = chosen
+        total = sum(weights.values())
+        return {name: weights[name] / total for name in MIXTURES}
+
+    @contextmanager
+    def _timed(self, phase: str) -> Any:
+        started = time.perf_counter()
+        yield
+        self.seconds[phase] += time.perf_counter() - started
+
+
+def weighted_sum(states: Mapping[str, Mapping[str, Tensor]], weights: Mapping[str, float]) -> dict[str, Tensor]:
+    """Σ_b Λ_b θ^b over whole state dicts; integers come from the heaviest, as in the library."""
+    top = max(weights, key=lambda name: weights[name])
+    merged = {}
+    for key, tensor in states[top].items():
+        if tensor.is_floating_point():
+            merged[key] = torch.stack([weight * states[name][key] for name, weight in weights.items()]).sum(0)
+        else:
+            merged[key] = tensor.clone()
+    return merged
+
+
+def check(setting: Setting) -> float:
+    """Return the largest difference between the weights both end with, relative to the largest weight of a tensor."""
+    with tempfile.TemporaryDirectory() as folder:
+        ours = library(setting, Path(folder) / "run", channels_last=False)
+        theirs = Twin(setting, Path(folder)).run(ours.coefficients)
+    return max(
+        ((ours.weights[key] - value).abs().max() / value.abs().max().clamp(min=1e-6)).item()
+        for key, value in theirs.weights.items()
+        if value.is_floating_point()
+    )
+
+
+def compare(setting: Setting, repeats: int, workers: int) -> dict[str, Any]:
+    """Run library, twin and library with workers in turn."""
+    outcomes: dict[str, list[Outcome]] = {"library": [], "twin": [], "workers": []}
+    with Progress(transient=True) as progress:
+        bar = progress.add_task("whole runs", total=3 * repeats)
+        for _ in range(repeats):
+            for name, found in outcomes.items():
+                progress.update(bar, description=name)
+                with tempfile.TemporaryDirectory() as folder:
+                    if name == "twin":
+                        found.append(Twin(setting, Path(folder)).run(outcomes["library"][-1].coefficients))
+                    else:
+                        count = workers if name == "workers" else 1
+                        found.append(library(setting, Path(folder) / "run", workers=count))
+                progress.advance(bar)
+    ours, theirs, crew = outcomes.values()
+    phases = {
+        name: {
+            phase: statistics.median(100 * found.seconds.get(phase, 0.0) / found.seconds["train"] for found in some)
+            for phase in ("rank", "search", "merge")
+        }
+        for name, some in (("library", ours), ("twin", theirs))
+    }
+    return {
+        "rounds": setting.rounds,
+        "workers": workers,
+        "phases": phases,
+        "overhead": {name: quartiles([o.overhead for o in some]) for name, some in (("library", ours), ("twin", theirs))},
+        "step_ms": statistics.median(
+            1000 * o.seconds["train"] / (len(MIXTURES) * setting.rounds * setting.interval) for o in ours
+        ),
+        "training": quartiles([t.seconds["train"] / o.seconds["train"] for t, o in zip(theirs, ours, strict=True)]),
+        "one_thread": quartiles([t.total / o.total for t, o in zip(theirs, ours, strict=True)]),
+        "with_workers": quartiles([t.total / o.total for t, o in zip(theirs, crew, strict=True)]),
+        "same_coefficients": all(
+            t.coefficients == [{n: round(v, 12) for n, v in c.items()} for c in o.coefficients]
+            or all(abs(a[n] - b[n]) < 1e-9 for a, b in zip(t.coefficients, o.coefficients, strict=True) for n in a)
+            for t, o in zip(theirs, ours, strict=True)
+        ),
+    }
+
+
+def section(results: Mapping[str, Any]) -> Section:
+    """Say what the results mean."""
+    overhead, phases = results["overhead"], results["phases"]
+    rows = []
+    for name, title in (("library", "forkmerge"), ("twin", "authors' style")):
+        parts = [f"{phases[name][phase]:.1f}" for phase in ("rank", "search", "merge")]
+        rest = overhead[name]["median"] - sum(phases[name].values())
+        rows.append([title, *parts, f"{rest:.1f}", f"{overhead[name]['median']:.1f}"])
+    speeds = [
+        ["the training alone, one thread", ratio(results["training"], "×")],
+        ["the whole run, one thread", ratio(results["one_thread"], "×")],
+        [f"the whole run, {results['workers']} workers of one thread", ratio(results["with_workers"], "×")],
+    ]
+    return Section(
+        "A whole run beside the authors' style",
+        "A run of three branches beside a loop in the style of the authors' scripts that trains on the same batches and "
+        "merges with the same coefficients.",
+        [
+            Table(
+                ["what is added to training, in % of it", "ranking", "search", "merge", "checkpoints and the rest", "all"],
+                rows,
+            ),
+            Table(["time of the authors' style over ours", "ratio"], speeds),
+        ],
+        [
+            Goal("overhead over pure branch training", 6, overhead["library"]["median"], unit="%", digits=1),
+            Goal("whole run, one thread", 1.4, results["one_thread"]["median"], at_least=True, unit="×"),
+            Goal("whole run, two workers", 2.4, results["with_workers"]["median"], at_least=True, unit="×"),
+        ],
+        [
+            f"A ResNet-18-like network, B=3, V={results['setting']['validation']}, "
+            f"Δt={results['setting']['interval']}, batch {results['setting']['batch']}, {results['rounds']} rounds, "
+            f"{results['step_ms']:.0f} ms a step. `benchmarks/twin.py` is the loop; on a small setting the weights both "
+            f"end with differ by {results['difference']:.0e} of the largest."
+        ],
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("--repeats", type=int)
+    arguments.add_argument("--rounds", type=int)
+    arguments.add_argument("--workers", type=int, default=2)
+    arguments.add_argument("--check", action="store_true", help="only compare the weights on a small setting")
+    options = begin(arguments, argv)
+    difference = check(Setting(rounds=2, interval=4, validation=256, training=512, batch=16))
+    print(f"weights differ by {difference:.1e} of the largest")
+    if not difference < 1e-3:
+        raise SystemExit("the twin does not do the library's training")
+    if options.check:
+        return
+    if options.quick:
+        setting, repeats = Setting(options.rounds or 1, interval=10, validation=256, training=512), options.repeats or 1
+    else:
+        setting, repeats = Setting(options.rounds or 2, interval=500, validation=5000), options.repeats or 2
+    facts = {"interval": setting.interval, "validation": setting.validation, "batch": setting.batch}
+    results = {"setting": facts, "difference": difference, **compare(setting, repeats, options.workers)}
+    save("twin", results, options.out)
+    for goal in section(json_like(results)).goals:
+        print(": ".join(goal.cells()))
+
+
+def json_like(results: Mapping[str, Any]) -> dict[str, Any]:
+    """Return results as `section` will read them from disk."""
+    import json
+    from dataclasses import asdict
+
+    text = json.dumps(results, default=lambda value: asdict(value))
+    return dict(json.loads(text))
+
+
+if __name__ == "__main__":
+    main()
