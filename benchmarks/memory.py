@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from harness import begin, parser, quartiles, save
 from nets import Case, resnet
-from page import Goal, Section, Table
+from page import Goal, Section, Table, show
 from rich.progress import track
 
 import forkmerge as fm
@@ -164,9 +164,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         found = [in_fresh_process(branches, optimizer, mode, width) for _ in range(repeats)]
         case = {"branches": branches, "optimizer": optimizer, "s": OPTIMIZERS[optimizer][0], "mode": mode}
         cases.append({**case, "peak": quartiles(found), "worst": max(found)})
-        print(f"B={branches} {optimizer:6} {mode:7} {max(found):6.2f} P (≤ {branches * (1 + case['s']) + 2})")
     size = sum(parameter.nbytes for parameter in case_of(3, width).model().parameters())
     save("memory", {"repeats": repeats, "model": size, "cases": cases}, options.out)
+    show("memory", options.out)
 
 
 if __name__ == "__main__":

@@ -99,6 +99,14 @@ def section_of(name: str, results: Mapping[str, Any]) -> Section:
     return Section(name, f"The numbers of `benchmarks/{name}.py`.", [Table(["what", "value"], rows)])
 
 
+def show(name: str, folder: Path) -> None:
+    """Print a result that was just saved."""
+    section = section_of(name, json.loads((folder / f"{name}.json").read_text("utf-8"))["results"])
+    print("", section.title, *map(str, section.tables), sep="\n")
+    for goal in section.goals:
+        print("{}: {}, measured {}: {}".format(*goal.cells()))
+
+
 def ratio(value: Mapping[str, Any], unit: str = "") -> str:
     """Return a ratio as median and quartiles."""
     return f"{value['median']:.2f}{unit} ({value['low']:.2f}–{value['high']:.2f})"

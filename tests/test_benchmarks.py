@@ -108,3 +108,11 @@ def test_a_quick_run_saves_apart_and_a_result_names_its_command(shared, tmp_path
     assert whole["command"] == "./run bench memory --branches 2"
     assert whole["results"]["x"]["median"] == 1
     assert {"python", "torch", "cpu", "cores", "threads", "load"} <= set(whole["machine"])
+
+
+def test_the_twin_of_the_whole_run_does_the_same_training():
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    words = [sys.executable, str(FOLDER / "twin.py"), "--check"]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "weights differ by" in done.stdout
