@@ -41,7 +41,6 @@ class Merger:
             return raced[0]
 
         started = time.perf_counter()
-        self.crew.bench.give_back()  # the gradients' memory, before a candidate needs as much
         floor = [] if progress.floor is None else [progress.floor]
         self.rank([*(s for n, s in zip(names, entering, strict=True) if n not in faults), *floor])
         ranked = time.perf_counter()

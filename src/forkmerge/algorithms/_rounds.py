@@ -248,6 +248,7 @@ class Rounds:
 
     def _merge(self) -> Round | None:
         progress = self.progress
+        self.bench.give_back()  # the gradients' memory, before a candidate needs as much
         entering = progress.branches
         if self._uses_snapshots():
             entering = [progress.snapshots[mixture.name].weights for mixture in progress.mixtures]
