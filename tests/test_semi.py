@@ -1,400 +1,271 @@
-"""CIFAR-10 and SVHN from the files their authors distribute, in miniature: written here, in the true formats."""
+"""Images without labels: the teacher as part of a branch, and the losses of semi-supervised learning by hand."""
 
 from __future__ import annotations
 
-import io
-import os
-import pickle
+import math
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import cosine_similarity, cross_entropy, kl_div, log_softmax
 
 import forkmerge as fm
-from forkmerge.datasets import cifar10, semi, svhn
-from forkmerge.datasets._mat import read_mat
-from forkmerge.datasets._pickles import read_arrays
-from forkmerge.datasets.semi import Images
-
-BATCH, SIDE = 20, 32
-NAMES = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
-
-
-def rows(seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Twenty images as CIFAR-10 stores them, [20, 3072], two of every class."""
-    rng = np.random.default_rng(seed)
-    return rng.integers(0, 256, (BATCH, 3 * SIDE * SIDE), dtype=np.uint8), rng.permutation(np.arange(BATCH) % 10)
-
-
-def expected() -> Images:
-    parts = [rows(seed) for seed in range(6)]
-    images = [torch.from_numpy(data.reshape(-1, 3, SIDE, SIDE)) for data, _ in parts]
-    classes = [torch.from_numpy(labels) for _, labels in parts]
-    return Images(torch.cat(images[:5]), torch.cat(classes[:5]), images[5], classes[5])
-
-
-def write_binary(folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for seed, name in enumerate(NAMES):
-        data, labels = rows(seed)
-        (folder / f"{name}.bin").write_bytes(np.hstack([labels[:, None].astype(np.uint8), data]).tobytes())
-
-
-def python2_pickle(data: np.ndarray, labels: np.ndarray) -> bytes:
-    """The bytes that Python 2 wrote for {'data': array, 'labels': list, 'batch_label': str}."""
-    shape = b"K" + bytes([len(data)]) + b"M\x00\x0c\x86"
-    array = (
-        b"cnumpy.core.multiarray\n_reconstruct\nq\x01cnumpy\nndarray\nq\x02K\x00\x85U\x01b\x87Rq\x03"
-        b"(K\x01" + shape + b"cnumpy\ndtype\nq\x04U\x02u1K\x00K\x01\x87Rq\x05"
-        b"(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89T" + len(data.tobytes()).to_bytes(4, "little")
-    )
-    numbers = b"](" + b"".join(b"K" + bytes([int(label)]) for label in labels) + b"e"
-    return (
-        b"\x80\x02}q\x00(U\x04data" + array + data.tobytes() + b"tbU\x06labels" + numbers
-        + b"U\x0bbatch_labelU\x15training batch 1 of 5u."
-    )  # fmt: skip
-
-
-def write_python(folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for seed, name in enumerate(NAMES):
-        data, labels = rows(seed)
-        (folder / name).write_bytes(python2_pickle(data, labels))
-
-
-def same(found: Images, wanted: Images) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
-
-
-class TestCifar:
-    @pytest.mark.parametrize("place", ["", "cifar-10-batches-bin"])
-    def test_is_read_from_the_binary_version(self, tmp_path: Path, place: str) -> None:
-        write_binary(tmp_path / place)
-        assert same(cifar10.load(tmp_path), expected())
-
-    def test_is_read_from_the_folder_that_the_environment_names(self, tmp_path: Path, monkeypatch) -> None:
-        write_binary(tmp_path)
-        monkeypatch.setenv("FORKMERGE_DATA", str(tmp_path))
-        assert same(cifar10.load(), expected())
-
-    def test_is_read_from_the_python_version(self, tmp_path: Path) -> None:
-        write_python(tmp_path / "cifar-10-batches-py")
-        assert same(cifar10.load(tmp_path), expected())
-
-    @pytest.mark.parametrize("protocol", [0, 2, 4, 5])
-    def test_pickles_of_today_are_read_too(self, tmp_path: Path, protocol: int) -> None:
-        data, labels = rows(0)
-        path = tmp_path / "batch"
-        path.write_bytes(pickle.dumps({b"data": data, "labels": labels.tolist()}, protocol=protocol))
-        found = read_arrays(path)
-        assert np.array_equal(found["data"], data)
-        assert found["labels"] == labels.tolist()
-
-    def test_arrays_keep_their_order_and_dtype(self, tmp_path: Path) -> None:
-        path = tmp_path / "arrays"
-        arrays = {
-            "fortran": np.asfortranarray(np.arange(12, dtype=">f4").reshape(3, 4)),
-            "flags": np.array([True, False]),
-            "empty": np.zeros((0, 3), np.int64),
-        }
-        path.write_bytes(pickle.dumps(arrays))
-        found = read_arrays(path)
-        for name, array in arrays.items():
-            assert np.array_equal(found[name], array)
-            assert found[name].shape == array.shape
-
-    @pytest.mark.parametrize("channels_last", [False, True])
-    def test_is_read_from_tensors(self, tmp_path: Path, channels_last: bool) -> None:
-        folder, wanted = tmp_path / "cifar10", expected()
-        folder.mkdir()
-        for name, images, classes in (("train", *wanted[:2]), ("test", *wanted[2:])):
-            kept = images.permute(0, 2, 3, 1).contiguous() if channels_last else images
-            torch.save({"images": kept, "labels": classes} if channels_last else (kept, classes), folder / f"{name}.pt")
-        assert same(cifar10.load(tmp_path), wanted)
-
-    def test_missing_files_are_named_with_where_to_get_them(self, tmp_path: Path) -> None:
-        with pytest.raises(fm.ProblemError, match=r"data_batch_1.bin.*University of Toronto"):
-            cifar10.load(tmp_path)
-        write_binary(tmp_path)
-        (tmp_path / "data_batch_3.bin").unlink()
-        with pytest.raises(fm.ProblemError, match=r": data_batch_3.bin not found"):
-            cifar10.load(tmp_path)
-        with pytest.raises(fm.ProblemError, match="there is no folder"):
-            cifar10.load(tmp_path / "nowhere")
-
-    def test_without_any_folder_the_message_says_what_to_set(self, monkeypatch) -> None:
-        monkeypatch.delenv("FORKMERGE_DATA", raising=False)
-        with pytest.raises(fm.ProblemError, match="set FORKMERGE_DATA"):
-            cifar10.load()
-
-    def test_truncated_files_are_named(self, tmp_path: Path) -> None:
-        write_binary(tmp_path)
-        path = tmp_path / "data_batch_2.bin"
-        path.write_bytes(path.read_bytes()[:-1])
-        with pytest.raises(fm.ProblemError, match=r"data_batch_2.bin has 61,459 bytes"):
-            cifar10.load(tmp_path)
-
-    def test_impossible_classes_are_refused(self, tmp_path: Path) -> None:
-        write_binary(tmp_path)
-        path = tmp_path / "test_batch.bin"
-        path.write_bytes(b"\x0a" + path.read_bytes()[1:])
-        with pytest.raises(fm.ProblemError, match=r"test_batch.bin has a class of 10"):
-            cifar10.load(tmp_path)
-
-    def test_a_truncated_pickle_is_named(self, tmp_path: Path) -> None:
-        write_python(tmp_path)
-        path = tmp_path / "data_batch_4"
-        path.write_bytes(path.read_bytes()[:1000])
-        with pytest.raises(fm.ProblemError, match=r"cannot read .*data_batch_4"):
-            cifar10.load(tmp_path)
-
-    def test_counts_of_the_paper_are_checked(self, tmp_path: Path) -> None:
-        write_binary(tmp_path)
-        with pytest.raises(fm.ProblemError, match=r"expected 50,000 as in the paper, found 100.*check_counts=False"):
-            cifar10.splits(tmp_path)
-
-
-class Spy:
-    def __init__(self, call: tuple) -> None:
-        self.call = call
-
-    def __reduce__(self) -> tuple:
-        return self.call
-
-
-class Built:
-    def __init__(self, state: object) -> None:
-        self.state = state
-
-    def __reduce__(self) -> tuple:
-        return np._core.multiarray._reconstruct, (np.ndarray, (0,), b"b"), self.state
-
-
-class TestHostilePickles:
-    def read(self, folder: Path, value: object) -> None:
-        path = folder / "data_batch_1"
-        path.write_bytes(value if isinstance(value, bytes) else pickle.dumps(value))
-        read_arrays(path)
-
-    @pytest.mark.parametrize(
-        "call", [(os.mkdir, ("owned",)), (eval, ("1",)), (getattr, ({}, "keys")), (np.load, ("x",)), (io.BytesIO, ())]
-    )
-    def test_nothing_is_called(self, tmp_path: Path, monkeypatch, call: tuple) -> None:
-        monkeypatch.chdir(tmp_path)
-        with pytest.raises(fm.ProblemError, match="only arrays are read"):
-            self.read(tmp_path, {"data": Spy(call)})
-        assert not (tmp_path / "owned").exists()
-
-    def test_arrays_of_objects_are_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(fm.ProblemError, match=r"dtype 'O8'"):
-            self.read(tmp_path, {"data": np.array([{}], dtype=object)})
-
-    def test_structured_arrays_are_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(fm.ProblemError, match=r"dtype 'V"):
-            self.read(tmp_path, {"data": np.zeros(2, dtype=[("a", "u1"), ("b", "f4")])})
-
-    def test_a_shape_that_does_not_fit_the_bytes_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(fm.ProblemError, match="cannot read"):
-            self.read(tmp_path, {"data": Built((1, (1000,), np.dtype("u1"), False, b"123"))})
-
-    def test_codecs_other_than_latin1_are_refused(self, tmp_path: Path) -> None:
-        import _codecs
-
-        with pytest.raises(fm.ProblemError, match=r"a call of _codecs.encode"):
-            self.read(tmp_path, {"data": Spy((_codecs.encode, ("abc", "zip")))})
-
-    def test_names_cannot_be_changed(self, tmp_path: Path) -> None:
-        with pytest.raises(fm.ProblemError, match=r"a change of numpy.dtype"):
-            self.read(tmp_path, b"\x80\x02}U\x04datacnumpy\ndtype\n}U\x01aK\x01sbs.")
-
-    def test_persistent_objects_are_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(fm.ProblemError, match="stored elsewhere"):
-            self.read(tmp_path, b"\x80\x02}U\x04dataU\x01xQs.")
-
-    def test_something_else_than_a_dict_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(fm.ProblemError, match="holds a list"):
-            self.read(tmp_path, [1])
-
-    def test_a_pt_file_runs_no_code(self, tmp_path: Path, monkeypatch) -> None:
-        monkeypatch.chdir(tmp_path)
-        (tmp_path / "cifar10").mkdir()
-        for name in ("train", "test"):
-            torch.save({"images": Spy((os.mkdir, ("owned",)))}, tmp_path / "cifar10" / f"{name}.pt")
-        with pytest.raises(fm.ProblemError, match=r"train.pt holds no tensors that can be read safely"):
-            cifar10.load(tmp_path)
-        assert not (tmp_path / "owned").exists()
-
-
-def digits(seed: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(seed)
-    return rng.integers(0, 256, (SIDE, SIDE, 3, count), dtype=np.uint8), rng.permutation(np.arange(count) % 10 + 1)
-
-
-def write_svhn(folder: Path, compress: bool = True) -> None:
-    savemat = pytest.importorskip("scipy.io").savemat
-    for name, seed, count in (("train", 0, 60), ("test", 1, 20)):
-        pixels, labels = digits(seed, count)
-        content = {"X": pixels, "y": labels[:, None].astype(np.uint8)}
-        savemat(folder / f"{name}_32x32.mat", content, do_compression=compress)
-
-
-class TestSvhn:
-    @pytest.mark.parametrize("compress", [False, True])
-    def test_is_read_from_matlab_files(self, tmp_path: Path, compress: bool) -> None:
-        write_svhn(tmp_path, compress)
-        found = svhn.load(tmp_path)
-        pixels, labels = digits(0, 60)
-        for index in (0, 7, 59):
-            assert np.array_equal(found.images[index].numpy(), pixels[..., index].transpose(2, 0, 1))
-        assert found.classes.tolist() == [int(label) % 10 for label in labels]
-        assert len(found.test_images) == 20
-
-    def test_every_kind_of_array_is_read_as_scipy_reads_it(self, tmp_path: Path) -> None:
-        scipy = pytest.importorskip("scipy.io")
-        kinds = ("f8", "f4", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8")
-        content = {f"a_{kind}": np.arange(24).reshape(2, 3, 4).astype(kind) for kind in kinds}
-        content |= {"short": np.array([[1, 2]], np.uint8), "a_name_longer_than_eight": np.ones((3, 1)), "text": "hello"}
-        scipy.savemat(tmp_path / "all.mat", content, long_field_names=True)
-        names = [name for name in content if name != "text"]
-        found, wanted = read_mat(tmp_path / "all.mat", names), scipy.loadmat(tmp_path / "all.mat")
-        for name in names:
-            assert np.array_equal(found[name], wanted[name])
-            assert found[name].dtype == wanted[name].dtype
-
-    def test_big_endian_files_are_read(self, tmp_path: Path) -> None:
-        def element(kind: int, data: bytes) -> bytes:
-            return kind.to_bytes(4, "big") + len(data).to_bytes(4, "big") + data + b"\0" * (-len(data) % 8)
-
-        matrix = element(6, (9).to_bytes(4, "big") + b"\0" * 4) + element(5, np.array([2, 1], ">i4").tobytes())
-        matrix += element(1, b"y") + element(4, np.array([1, 258], ">u2").tobytes())
-        header = b"MATLAB 5.0 MAT-file".ljust(124) + b"\x01\x00MI"
-        (tmp_path / "big.mat").write_bytes(header + element(14, matrix))
-        with pytest.raises(fm.ProblemError, match="no variable X"):
-            read_mat(tmp_path / "big.mat", ["X"])
-        matrix = matrix.replace((9).to_bytes(4, "big") + b"\0" * 4, (11).to_bytes(4, "big") + b"\0" * 4)
-        (tmp_path / "big.mat").write_bytes(header + element(14, matrix))
-        assert read_mat(tmp_path / "big.mat", ["y"])["y"].tolist() == [[1], [258]]
-
-    def test_missing_files_are_named(self, tmp_path: Path) -> None:
-        with pytest.raises(fm.ProblemError, match=r"train_32x32.mat, test_32x32.mat not found.*Stanford"):
-            svhn.load(tmp_path)
-
-    @pytest.mark.parametrize("compress", [False, True])
-    def test_truncated_files_are_named(self, tmp_path: Path, compress: bool) -> None:
-        write_svhn(tmp_path, compress)
-        path = tmp_path / "train_32x32.mat"
-        whole = path.read_bytes()
-        for length in (0, 64, 128, 130, 200, len(whole) // 2, len(whole) - 3):
-            path.write_bytes(whole[:length])
-            with pytest.raises(fm.ProblemError, match=r"train_32x32.mat"):
-                svhn.load(tmp_path)
-
-    def test_damaged_files_are_named(self, tmp_path: Path) -> None:
-        write_svhn(tmp_path)
-        path = tmp_path / "test_32x32.mat"
-        whole = bytearray(path.read_bytes())
-        whole[len(whole) // 2] ^= 0xFF
-        path.write_bytes(whole)
-        with pytest.raises(fm.ProblemError, match=r"test_32x32.mat"):
-            svhn.load(tmp_path)
-
-    def test_counts_of_the_paper_are_checked(self, tmp_path: Path) -> None:
-        write_svhn(tmp_path)
-        with pytest.raises(fm.ProblemError, match="expected 73,257"):
-            svhn.splits(tmp_path)
-
-
-class TestSplits:
-    def parts(self, folder: Path, **options: int) -> semi.SemiSplits:
-        write_binary(folder)
-        return cifar10.splits(folder, **{"labels": 20, "validation": 30, "check_counts": False, **options})
-
-    def keys(self, dataset: torch.utils.data.TensorDataset) -> set[bytes]:
-        return {image.numpy().tobytes() for image in dataset.tensors[0]}
-
-    def test_are_disjoint_whole_and_balanced(self, tmp_path: Path) -> None:
-        found = self.parts(tmp_path)
-        sizes = [len(part) for part in (found.labelled, found.unlabelled, found.validation, found.test)]
-        assert sizes == [20, 50, 30, 20]
-        three = [self.keys(part) for part in (found.labelled, found.unlabelled, found.validation)]
-        assert len(set.union(*three)) == 100
-        assert torch.bincount(found.labelled.tensors[1], minlength=10).tolist() == [2] * 10
-
-    def test_keep_every_image_with_its_class(self, tmp_path: Path) -> None:
-        found, data = self.parts(tmp_path), expected()
-        classes = {i.numpy().tobytes(): int(c) for i, c in zip(data.images, data.classes, strict=True)}
-        for part in (found.labelled, found.validation):
-            for image, label in part:
-                assert classes[image.numpy().tobytes()] == int(label)
-
-    def test_depend_on_the_seed_alone(self, tmp_path: Path) -> None:
-        first, again, other = (self.keys(self.parts(tmp_path, seed=seed).labelled) for seed in (0, 0, 1))
-        assert first == again
-        assert first != other
-
-    def test_label_all_images_where_no_number_is_given(self, tmp_path: Path) -> None:
-        found = self.parts(tmp_path, labels=None)
-        assert len(found.labelled) == len(found.unlabelled) == 70
-
-    def test_refuse_more_labels_than_there_are(self, tmp_path: Path) -> None:
-        with pytest.raises(fm.ProblemError, match="more than the 100 images"):
-            self.parts(tmp_path, labels=80)
-        with pytest.raises(fm.ProblemError, match=r"class \d has \d+ training images"):
-            self.parts(tmp_path, labels=69)
-        with pytest.raises(fm.ProblemError, match="labels must be a positive integer"):
-            self.parts(tmp_path, labels=0)
-
-    def test_the_papers_counts_follow(self) -> None:
-        assert cifar10.TRAINING - cifar10.VALIDATION - cifar10.LABELS == 41_000
-        assert svhn.TRAINING - svhn.VALIDATION - svhn.LABELS == 64_931
-
-    def test_a_supervised_run_trains_on_them(self, tmp_path: Path) -> None:
-        recipe = cifar10.supervised_recipe(self.parts(tmp_path), "small", 3, 0)
-        run = recipe.fit()
-        value = fm.measure(run.model, recipe.problem.evaluations("test")[semi.TASK])["accuracy"]
-        assert 0 <= value <= 1
-
-
-def test_jpeg_packs_are_decoded_once(tmp_path: Path, monkeypatch) -> None:
-    image = pytest.importorskip("PIL.Image")
-    wanted, arrays = {}, {}
-    for part, count in (("train", 5), ("test", 3)):
-        streams = []
-        for index in range(count):
-            buffer = io.BytesIO()
-            image.new("RGB", (32, 32), (40 * index, 10, 200)).save(buffer, "JPEG", quality=95)
-            streams.append(buffer.getvalue())
-        arrays[f"jpeg_{part}"] = np.frombuffer(b"".join(streams), np.uint8)
-        arrays[f"offsets_{part}"] = np.cumsum([0, *map(len, streams)])
-        arrays[f"y_{part}"] = np.arange(count, dtype=np.uint8)
-        wanted[part] = np.stack([np.asarray(image.open(io.BytesIO(s))).transpose(2, 0, 1) for s in streams])
-    np.savez(tmp_path / "cifar10_jpeg.npz", **arrays)
-    cache = tmp_path / "cache"
-    first = cifar10.load(tmp_path, cache=cache)
-    assert np.array_equal(first.images.numpy(), wanted["train"])
-    assert np.array_equal(first.test_images.numpy(), wanted["test"])
-    assert first.classes.tolist() == [0, 1, 2, 3, 4]
-    monkeypatch.setattr(image, "open", None)  # a second decoding would fail
-    assert same(cifar10.load(tmp_path, cache=cache), first)
-
-
-def test_a_damaged_pack_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "svhn_jpeg.npz"
-    path.write_bytes(b"PK\x03\x04 not a zip")
-    with pytest.raises(fm.ProblemError, match=r"cannot read .*svhn_jpeg.npz"):
-        svhn.load(tmp_path)
-    np.savez(path, jpeg_train=np.zeros(3, np.uint8))
-    with pytest.raises(fm.ProblemError, match=r"has no array 'offsets_train'"):
-        svhn.load(tmp_path)
-    np.savez(path, jpeg_train=np.zeros(3, np.uint8), offsets_train=np.array([0, 3]))
-    with pytest.raises(fm.ProblemError, match=r"cannot decode the image .*svhn_jpeg.npz image 0"):
-        svhn.load(tmp_path, cache=tmp_path)
-
-
-def test_unlabelled_batches_hold_images_only(tmp_path: Path) -> None:
-    write_binary(tmp_path)
-    found = cifar10.splits(tmp_path, labels=10, validation=10, check_counts=False).unlabelled[0]
-    assert len(found) == 1
-    assert isinstance(found[0], Tensor)
+from forkmerge.datasets import augment, semi
+from forkmerge.datasets._classify import CropAndFlip
+from forkmerge.datasets.semi import Images, SemiSplits
+from forkmerge.datasets.unlabelled import BASELINES, TASKS, UnlabelledLosses
+from forkmerge.models import Classifier, WithTeacher
+from forkmerge.problem import Context
+
+CLASSES = 3
+
+
+class Tiny(nn.Module):
+    """Pixels to four features, with normalisation."""
+
+    channels = 4
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.BatchNorm2d(4), nn.ReLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        features: Tensor = self.body(x).mean((2, 3))
+        return features
+
+
+def model(*, teacher: bool = True, decay: float = 0.9) -> nn.Module:
+    torch.manual_seed(0)
+    student = Classifier(Tiny(), {"class": CLASSES, "rotation": 4})
+    return WithTeacher(student, decay) if teacher else student
+
+
+def splits() -> SemiSplits:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (60, 3, 8, 8), generator=generator, dtype=torch.uint8)
+    classes = torch.arange(60) % CLASSES
+    images[:, 0] = (classes * 80).view(-1, 1, 1).to(torch.uint8)
+    data = Images(images, classes, images[:12], classes[:12])
+    return semi.split(data, 12, 15, 0, CLASSES, CropAndFlip(padding=1))
+
+
+def options(**changed: Any) -> dict[str, Any]:
+    return {"model": model, "optimizer": fm.OptimizerOf("Adam", lr=0.01), "steps": 6, "seed": 1, **changed}
+
+
+class TestTeacher:
+    def test_it_is_the_moving_average_of_everything_that_floats(self) -> None:
+        pair = model(decay=0.75)
+        expected = {name: value.clone() for name, value in pair.student.state_dict().items()}
+        optimizer = torch.optim.SGD(pair.parameters(), lr=0.1)
+        for step in range(3):
+            optimizer.zero_grad()
+            pair(torch.randn(4, 3, 8, 8), "class").square().sum().backward()
+            optimizer.step()
+            pair.after_optimizer_step()
+            for name, value in pair.student.state_dict().items():
+                if value.is_floating_point():
+                    expected[name] = 0.75 * expected[name] + 0.25 * value
+                else:
+                    assert value == step + 1
+                    expected[name] = value.clone()
+        for name, value in pair.teacher.state_dict().items():
+            torch.testing.assert_close(value, expected[name])
+
+    def test_no_optimizer_sees_it(self) -> None:
+        pair = model()
+        assert not list(pair.teacher.parameters())
+        assert len(list(pair.parameters())) == len(list(pair.student.parameters()))
+
+    def test_its_own_passes_leave_no_trace(self) -> None:
+        pair = model().train()
+        before = {name: value.clone() for name, value in pair.teacher.state_dict().items()}
+        pair.teacher(torch.randn(4, 3, 8, 8), "class")
+        for name, value in pair.teacher.state_dict().items():
+            assert torch.equal(value, before[name]) or name.endswith("num_batches_tracked")
+
+    def test_it_answers_in_evaluation_mode(self) -> None:
+        pair = model()
+        nn.init.zeros_(pair.teacher.get_submodule("heads.class").weight)
+        nn.init.zeros_(pair.teacher.get_submodule("heads.class").bias)
+        x = torch.randn(2, 3, 8, 8)
+        assert pair.train()(x, "class").abs().sum() > 0
+        assert pair.eval()(x, "class").abs().sum() == 0
+        pair.evaluate = False
+        assert pair(x, "class").abs().sum() > 0
+
+    def test_tied_weights_stay_tied(self) -> None:
+        class Tied(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.first, self.second = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
+                self.second.weight = self.first.weight
+
+        pair = WithTeacher(Tied())
+        assert pair.teacher.first.weight is pair.teacher.second.weight
+
+    def test_a_decay_of_one_is_refused(self) -> None:
+        with pytest.raises(fm.ProblemError, match="decay must be"):
+            WithTeacher(nn.Linear(1, 1), 1.0)
+
+    def test_it_merges_by_the_coefficients(self) -> None:
+        """Two branches trained apart, merged half and half: the teacher is the mean of theirs."""
+        problem = splits().problem(["rotation"])
+        mixtures = [fm.Mixture("alone", {"class": 1.0}), fm.Mixture("joint", {"class": 1.0, "rotation": 1.0})]
+        merged = fm.ForkMerge(mixtures, interval=3, search=fm.Fixed((0.5, 0.5))).fit(problem, **options(steps=3))
+        ends = [fm.Joint(dict(m.task_weights)).fit(problem, **options(steps=3)).model.teacher for m in mixtures]
+        for name, value in merged.model.teacher.state_dict().items():
+            if value.is_floating_point():
+                theirs = [end.state_dict()[name] for end in ends]
+                torch.testing.assert_close(value, (theirs[0] + theirs[1]) / 2)
+        assert any(not torch.equal(a, b) for a, b in zip(*(e.state_dict().values() for e in ends), strict=True))
+
+    def test_it_resumes_with_the_branch(self, tmp_path: Path) -> None:
+        """Stopped in the middle of a round, a run ends with the same bits."""
+        problem, algorithm = splits().problem(), fm.ForkMerge("per_auxiliary", interval=3)
+        whole = algorithm.fit(problem, **options())
+
+        class Stopped(Exception):
+            pass
+
+        def stop(event: Any) -> None:
+            if event["event"] == "checkpoint" and event["step"] == 4:
+                raise Stopped
+
+        with pytest.raises(Stopped):
+            algorithm.fit(problem, **options(folder=tmp_path / "run", checkpoint_every=2, observe=stop))
+        again = algorithm.fit(problem, **options(folder=tmp_path / "run", checkpoint_every=2, resume=True))
+        for name, value in whole.model.state_dict().items():
+            assert torch.equal(value, again.model.state_dict()[name]), name
+
+
+def losses_of(task: str, net: nn.Module, images: Tensor, step: int = 0, **changed: Any) -> Tensor:
+    losses = UnlabelledLosses(CropAndFlip(padding=0, flip=False), **changed)
+    return losses(net, [images], [task], Context(step, 7))[task]
+
+
+@pytest.fixture
+def images() -> Tensor:
+    return torch.randint(0, 256, (5, 3, 8, 8), generator=torch.Generator().manual_seed(3), dtype=torch.uint8)
+
+
+def prepared(images: Tensor) -> Tensor:
+    return (images.float() / 255 - 0.5) / 0.25
+
+
+class TestLosses:
+    def test_rotation_asks_for_all_four_angles(self, images: Tensor) -> None:
+        net = model().eval()
+        net.evaluate = False
+        x = prepared(images)
+        each = [cross_entropy(net(torch.rot90(x, k, (2, 3)), "rotation"), torch.full((5,), k)) for k in range(4)]
+        torch.testing.assert_close(losses_of("rotation", net, images), torch.stack(each).mean())
+
+    def test_an_unchanged_image_is_its_own_exemplar(self, images: Tensor) -> None:
+        """Without noise and hole a student equal to its teacher has cosine 1, with a mirror image or without."""
+        net = model().eval()
+        symmetric = torch.cat([images[..., :4], images[..., :4].flip(-1)], -1)
+        loss = losses_of("exemplar", net, symmetric, noise=0.0, hole=0.0)
+        assert loss.item() == pytest.approx(-1.0, abs=1e-6)
+        changed = losses_of("exemplar", net, symmetric)
+        assert changed.item() > loss.item()
+
+    def test_exemplar_compares_with_the_teacher(self, images: Tensor) -> None:
+        net = model().eval()
+        symmetric = torch.cat([images[..., :4], images[..., :4].flip(-1)], -1)
+        nn.init.normal_(net.teacher.get_submodule("encoder.body.0").weight)
+        x = prepared(symmetric)
+        expected = -cosine_similarity(net.student.encoder(x), net.teacher.encoder(x)).mean()
+        torch.testing.assert_close(losses_of("exemplar", net, symmetric, noise=0.0, hole=0.0), expected)
+
+    def test_views_that_are_the_same_agree(self, images: Tensor) -> None:
+        for task in ("pi", "mean_teacher"):
+            assert losses_of(task, model().eval(), images).item() == 0.0
+
+    def test_mean_teacher_is_the_squared_difference_of_probabilities(self, images: Tensor) -> None:
+        net = model().eval()
+        nn.init.normal_(net.teacher.get_submodule("heads.class").weight)
+        ours, theirs = (part(prepared(images), "class").softmax(1) for part in (net.student, net.teacher))
+        torch.testing.assert_close(losses_of("mean_teacher", net, images), (ours - theirs).square().mean())
+
+    def test_consistency_is_ramped_up(self, images: Tensor) -> None:
+        net = model().eval()
+        nn.init.normal_(net.teacher.get_submodule("heads.class").weight)
+        full = losses_of("mean_teacher", net, images)
+        for step, share in ((0, math.exp(-5)), (5, math.exp(-1.25)), (10, 1.0), (99, 1.0)):
+            torch.testing.assert_close(losses_of("mean_teacher", net, images, step, ramp=10), share * full)
+        torch.testing.assert_close(losses_of("rotation", net, images, 0, ramp=10), losses_of("rotation", net, images))
+
+    def test_vat_moves_images_where_it_hurts(self, images: Tensor) -> None:
+        """Further than the same way taken at random, by the stated distance, and nothing where that is 0."""
+        net = model(teacher=False).eval()
+        x = prepared(images)
+        found = losses_of("vat", net, images, radius=1.0)
+        before = log_softmax(net(x, "class"), 1)
+        for seed in range(20):
+            r = torch.randn(x.shape, generator=torch.Generator().manual_seed(seed))
+            r = r / r.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
+            after = log_softmax(net(x + r, "class"), 1)
+            assert found > kl_div(after, before, log_target=True, reduction="batchmean")
+        assert losses_of("vat", net, images, radius=0.0).abs() < 1e-6
+
+    def test_vat_leaves_statistics_alone_but_for_the_images_themselves(self, images: Tensor) -> None:
+        nets = [model(teacher=False).train(), model(teacher=False).train()]
+        losses_of("vat", nets[0], images)
+        nets[1](prepared(images), "class")
+        for a, b in zip(nets[0].buffers(), nets[1].buffers(), strict=True):
+            torch.testing.assert_close(a, b)
+
+    def test_pseudo_labels_are_of_images_the_model_is_sure_of(self, images: Tensor) -> None:
+        net = model(teacher=False).eval()
+        with torch.no_grad():
+            net.heads["class"].weight.mul_(30)
+        logits = net(prepared(images), "class")
+        sure, classes = logits.softmax(1).max(1)
+        threshold = sure.sort().values[2].item()
+        kept = sure > threshold
+        assert 0 < kept.sum() < 5
+        expected = cross_entropy(logits[kept], classes[kept], reduction="sum") / 5
+        torch.testing.assert_close(losses_of("pseudo_label", net, images, threshold=threshold), expected)
+
+    def test_what_is_missing_is_named(self, images: Tensor) -> None:
+        with pytest.raises(fm.ProblemError, match="WithTeacher"):
+            losses_of("mean_teacher", model(teacher=False), images)
+        with pytest.raises(fm.ProblemError, match="rotation"):
+            splits().problem(["rotatoin"])
+
+
+class TestProblems:
+    @pytest.mark.parametrize("task", TASKS)
+    def test_every_task_trains_under_fixed_weights(self, task: str) -> None:
+        weights = {"class": 1.0, task: BASELINES.get(task, 0.5)}
+        run = fm.Joint(weights).fit(splits().problem([task]), **options(steps=3))
+        assert math.isfinite(run.score)
+
+    @pytest.mark.parametrize("method", ["pcgrad", "arml", "gcs", "uw"])
+    def test_self_supervision_works_under_any_method(self, method: str) -> None:
+        run = fm.Joint(method=method).fit(splits().problem(), **options(steps=3))
+        assert math.isfinite(run.score)
+
+    def test_a_model_without_a_teacher_serves_the_other_tasks(self) -> None:
+        run = fm.ForkMerge(interval=2).fit(
+            splits().problem(["rotation"]), **options(model=partial(model, teacher=False), steps=4)
+        )
+        assert run.rounds
+
+
+def test_a_hole_is_a_square_of_zeros_cut_off_at_the_edges() -> None:
+    whole = torch.ones(50, 2, 9, 7)
+    cut = augment.cut_out(whole, torch.Generator().manual_seed(0), 4)
+    assert torch.equal(cut, augment.cut_out(whole, torch.Generator().manual_seed(0), 4))
+    sizes = set()
+    for image in cut:
+        assert torch.equal(image[0], image[1])
+        rows, columns = (image[0] == 0).any(1).sum().item(), (image[0] == 0).any(0).sum().item()
+        assert (image[0] == 0).sum() == rows * columns
+        sizes.add((rows, columns))
+    assert max(sizes) == (4, 4)
+    assert len(sizes) > 1

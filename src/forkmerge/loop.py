@@ -66,6 +66,8 @@ class Loop:
         if self.method is not None:
             self.combiner = Combiner(self.method, self.setup, bench, training, seed, method_state, careful=careful)
         self._cuts = self.method is not None and not isinstance(self.method, LossMethod)
+        hooks = (getattr(module, "after_optimizer_step", None) for module in bench.model.modules())
+        self._after_optimizer_step = [hook for hook in hooks if callable(hook)]
         self.last_batches: list[Reading] = []
 
     def run(self) -> None:
@@ -222,6 +224,8 @@ class Loop:
         if has_loss or not scaler.is_enabled():  # an enabled scaler refuses a step without gradients
             scaler.step(optimizer)
             scaler.update()
+        for hook in self._after_optimizer_step:
+            hook()
         if self.bench.scheduler is not None:
             self.bench.scheduler.step()
 

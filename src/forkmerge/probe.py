@@ -170,7 +170,7 @@ class Probe:
 
     def _compute(self, which: Which, tasks: Sequence[str], *, cut: bool = False) -> list[TaskLoss]:
         loop, result = self._loop, []
-        with _statistics_frozen(loop.bench.model):
+        with statistics_frozen(loop.bench.model):
             for name, batch, seed in self._readings(which):
                 asked = [task for task in loop.problem.stream_map[name].tasks if task in tasks]
                 if which == "validation":
@@ -214,7 +214,7 @@ class Probe:
 
 
 @contextmanager
-def _statistics_frozen(model: nn.Module) -> Iterator[None]:
+def statistics_frozen(model: nn.Module) -> Iterator[None]:
     """Let BatchNorm use the batch's statistics, as in training, and give every buffer its value back."""
     norms: list[nn.modules.batchnorm._BatchNorm] = []
     others: list[tuple[nn.Module, str, Tensor, Tensor]] = []

@@ -67,6 +67,19 @@ def random_flip(images: Tensor, generator: Generator, probability: float = 0.5) 
     return torch.where(mask, images.flip(-1), images)
 
 
+def cut_out(images: Tensor, generator: Generator, size: int) -> Tensor:
+    """Set a square of every image [n, channels, height, width], drawn anywhere and cut off at the edges, to 0."""
+    height, width = images.shape[-2:]
+    inside = []
+    for length in (height, width):
+        centres = torch.randint(0, length, (len(images), 1), generator=generator)
+        start = centres - size // 2
+        places = torch.arange(length)
+        inside.append(((places >= start) & (places < start + size)).to(images.device))
+    hole = inside[0][:, None, :, None] & inside[1][:, None, None, :]
+    return images.masked_fill(hole, 0.0)
+
+
 def random_resized_crop(
     images: Tensor,
     generator: Generator,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -11,6 +12,8 @@ from torch.utils.data import Dataset, TensorDataset
 
 import forkmerge as fm
 from forkmerge.datasets._classify import ClassificationLosses, PredictClass, Preparation
+from forkmerge.datasets.unlabelled import TASKS, UnlabelledLosses
+from forkmerge.errors import unknown_name
 from forkmerge.order import derive
 
 TASK = "class"
@@ -54,6 +57,28 @@ class SemiSplits:
             validation=fm.Evaluation(self.validation, fm.accuracy, predict=predict),
             test=fm.Evaluation(self.test, fm.accuracy, predict=predict, batch_size=256),
         )
+
+    def problem(
+        self,
+        tasks: Sequence[str] = ("rotation", "exemplar"),
+        *,
+        batch_size: int = 128,
+        losses: UnlabelledLosses | None = None,
+    ) -> fm.Problem:
+        """Return the problem whose auxiliary tasks are learnt from the images without labels, a stream each.
+
+        Args:
+            tasks: Names of `datasets.unlabelled`.
+            batch_size: Images per batch of every stream.
+            losses: Their options; by default those of `UnlabelledLosses`.
+        """
+        alone = self.supervised(batch_size)
+        chosen = losses or UnlabelledLosses(self.preparation)
+        unknown = [task for task in tasks if task not in TASKS]
+        if unknown:
+            raise fm.ProblemError(unknown_name("task without labels", unknown[0], TASKS))
+        more = [fm.Stream(self.unlabelled, chosen, task, batch_size) for task in tasks]
+        return replace(alone, streams=[*alone.stream_map.values(), *more])
 
 
 def split(

@@ -8,6 +8,7 @@ from forkmerge.models._dense import ASPP, MTAN, DeepLabHead, DenseModel
 from forkmerge.models._heads import Backbone, Classifier
 from forkmerge.models._recommend import ESMM, Fields, MMoE
 from forkmerge.models._resnet import ResNet, WideResNet
+from forkmerge.models._teacher import WithTeacher
 from forkmerge.models._vit import ViT
 from forkmerge.models._weights import load_published, read_weights
 
@@ -24,6 +25,7 @@ __all__ = [
     "ResNet",
     "ViT",
     "WideResNet",
+    "WithTeacher",
     "load_published",
     "read_weights",
 ]
