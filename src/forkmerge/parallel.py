@@ -101,7 +101,8 @@ class ProcessCrew(Crew):
     def __init__(self, job: Job, bench: Workbench, workers: int, team: Team) -> None:
         super().__init__(job, bench)
         self.workers, self.team, self.shelf = workers, team, Shelf(workers)
-        self._pace: dict[tuple[str, str], float] = {}  # seconds per step, by phase and branch
+        # By phase and branch; over all its steps, because single segments are noisy on a busy machine.
+        self._spent: dict[tuple[str, str], tuple[float, int]] = {}  # seconds, steps
 
     def train(self, segments: Sequence[Segment], states: Sequence[State]) -> Iterator[BranchResult]:
         """Train every branch for its segment; results come in the order of the branches."""
@@ -120,12 +121,13 @@ class ProcessCrew(Crew):
 
     def _plans(self, branches: list[_Branch]) -> Iterator[list[Part]]:
         """Yield what to train; first of all a little, where that must show how long a step of every branch takes."""
-        unknown = any(_name(branch) not in self._pace for branch in branches)
+        unknown = any(_name(branch) not in self._spent for branch in branches)
         shortest = min((branch.left for branch in branches), default=0)
         if unknown and len(branches) > self.workers and shortest >= _TRIAL and not self.job.training.loader_workers:
             yield [Part(index, branch.left // _TRIAL, 0.0) for index, branch in enumerate(branches)]
-        usual = max(self._pace.values(), default=1.0)
-        costs = [self._pace.get(_name(branch), usual) for branch in branches]
+        pace = {name: seconds / steps for name, (seconds, steps) in self._spent.items()}
+        usual = max(pace.values(), default=1.0)
+        costs = [pace.get(_name(branch), usual) for branch in branches]
         yield divide([branch.left for branch in branches], costs, self.workers)
 
     def measure(self, states: Sequence[State], questions: Sequence[Question]) -> list[Measurement]:
@@ -195,7 +197,8 @@ class ProcessCrew(Crew):
         self.shelf.install(branch.state, self.shelf.find(answer.rows))
         self.bench.place(branch.state)
         result = BranchResult(branch.state, **answer.result)
-        self._pace[_name(branch)] = result.seconds / task.part.steps
+        seconds, steps = self._spent.get(_name(branch), (0.0, 0))
+        self._spent[_name(branch)] = (seconds + result.seconds, steps + task.part.steps)
         branch.results.append(result)
         branch.left -= task.part.steps
         branch.is_busy = False

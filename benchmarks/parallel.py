@@ -1,0 +1,202 @@
+"""What two cores give: one worker process per core against one process, with one thread and with two.
+
+    ./run bench parallel [--rounds 7] [--cases conv,mlp]
+
+Worker processes live as long as a run, so a round is timed in processes that have started; what starting takes is
+given beside it. Seeds of a comparison are timed with it, because every comparison starts its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from harness import begin, interleave, parser, quartiles, save
+from nets import Case, conv_case, mlp_case
+from page import Goal, Section, Table
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+import forkmerge as fm
+from forkmerge.execution import Crew, Job, Segment, open_crew
+from forkmerge.measuring import Question
+from forkmerge.pool import run_calls, using_threads
+from forkmerge.workers import Tell
+
+CASES: dict[str, tuple[Callable[[int], Case], int, int]] = {
+    "conv": (conv_case, 30, 1024),
+    "mlp": (mlp_case, 400, 16384),
+}
+"""Networks, steps per round, and examples of a validation pass."""
+BRANCHES = (2, 3, 4)
+ONE, TWO, THREADS = "one worker", "two workers", "one worker, two threads"
+OPTIMIZER = fm.OptimizerOf("AdamW", lr=1e-3)
+BOUNDS = {"conv": {2: 1.8, 3: 1.7, 4: 1.8}, "mlp": {2: 1.6, 3: 1.6, 4: 1.6}}
+
+
+def segments(case: Case, branches: int, steps: int) -> list[Segment]:
+    """Branches that train the same tasks with different weights."""
+    weights = [dict.fromkeys(case.tasks, 1.0) | {case.tasks[1]: 0.5 + 0.1 * b} for b in range(branches)]
+    return [Segment("search", fm.Mixture(f"branch{b}", w), steps) for b, w in enumerate(weights)]
+
+
+def errors(predictions: Tensor, targets: Tensor) -> float:
+    """The largest error of a class: a score that does not add up over examples."""
+    wrong = predictions.argmax(1) != targets
+    return -max(wrong[targets == label].double().mean().item() for label in targets.unique())
+
+
+def job(case: Case, threads: int, examples: int) -> Job:
+    """The case as a run would have it."""
+    problem = case.problem()
+    places = torch.arange(examples) % len(case.inputs)
+    data = TensorDataset(case.inputs[places], case.labels[0][places])
+    validation = fm.Evaluation(data, errors, problem.target_validation.predict, batch_size=64)
+    sealed = fm.Problem(problem.target, list(problem.stream_map.values()), validation).sealed()
+    return Job(sealed, case.model(), fm.Training(OPTIMIZER), 0, threads)
+
+
+@contextmanager
+def crews(case: Case, examples: int) -> Iterator[tuple[dict[str, tuple[Crew, int]], float]]:
+    """Yield a crew of every kind with its threads, and what it took to start the processes."""
+    with ExitStack() as stack:
+        found = {ONE: (stack.enter_context(open_crew(job(case, 1, examples), 1)), 1)}
+        found[THREADS] = (stack.enter_context(open_crew(job(case, 2, examples), 1)), 2)
+        started = time.perf_counter()
+        crew = stack.enter_context(open_crew(job(case, 1, examples), 2))
+        list(crew.train(segments(case, 2, 1), states(crew, 2)))  # ends when both have started
+        seconds = time.perf_counter() - started
+        found[TWO] = (crew, 1)
+        yield {name: found[name] for name in (ONE, TWO, THREADS)}, seconds
+
+
+def states(crew: Crew, branches: int) -> list[Any]:
+    """Fresh branches."""
+    initial = crew.bench.initial()
+    return [initial.clone() for _ in range(branches)]
+
+
+def training(crew: Crew, threads: int, case: Case, branches: int, steps: int) -> Callable[[], None]:
+    """One round of training."""
+    parts, held = segments(case, branches, steps), states(crew, branches)
+
+    def run() -> None:
+        with using_threads(threads):
+            list(crew.train(parts, held))
+
+    return run
+
+
+def measuring(crew: Crew, threads: int) -> Callable[[], None]:
+    """One full pass for each of the four combinations that a grid tries."""
+    held = states(crew, 2)
+    questions = [Question((1 - alpha, alpha)) for alpha in (0.2, 0.4, 0.6, 0.8)]
+
+    def run() -> None:
+        with using_threads(threads):
+            crew.measure(held, questions)
+
+    return run
+
+
+def one_seed(steps: int, seed: int, tell: Tell) -> float:
+    """One run of a comparison."""
+    case = conv_case(3)
+    with using_threads(1):
+        run = fm.Joint().fit(case.problem(), model=case.model, optimizer=OPTIMIZER, steps=steps, seed=seed, threads=1)
+    return run.score or 0.0
+
+
+def seeds(workers: int, count: int, steps: int) -> Callable[[], None]:
+    """All runs of a comparison, as `forkmerge compare` does them."""
+    return lambda: list(run_calls(partial(one_seed, steps), list(range(count)), workers)) and None
+
+
+def time_case(name: str, rounds: int, quick: bool) -> dict[str, Any]:
+    """Time the training of 2, 3 and 4 branches, and the passes of a search."""
+    make, steps, examples = CASES[name]
+    case = make(3)
+    if quick:
+        steps, examples = max(steps // 10, 16), examples // 8
+    results: dict[str, Any] = {}
+    with crews(case, examples) as (found, seconds):
+        results["start-up"] = seconds
+        for branches in BRANCHES:
+            contenders = {n: training(crew, t, case, branches, steps) for n, (crew, t) in found.items()}
+            results[f"{branches} branches"] = interleave(contenders, ONE, rounds=rounds)
+            show(name, f"{branches} branches", results[f"{branches} branches"])
+        passes = {n: measuring(crew, t) for n, (crew, t) in found.items()}
+        results["full passes"] = interleave(passes, ONE, rounds=rounds)
+        show(name, "full passes", results["full passes"])
+    return results
+
+
+def time_seeds(rounds: int, quick: bool) -> dict[str, Any]:
+    """Time the seeds of a comparison, and what two processes take that do nothing."""
+    count, steps = (2, 2) if quick else (4, 100)
+    found = interleave({ONE: seeds(1, count, steps), TWO: seeds(2, count, steps)}, ONE, rounds=rounds, warm_up=0)
+    idle = interleave({TWO: seeds(2, 2, 1)}, TWO, rounds=1, warm_up=0)[TWO].seconds or 0.0
+    one, two = found[ONE].seconds or 0.0, found[TWO].seconds or 0.0
+    found[f"{TWO}, without start-up"] = quartiles([(two - idle) / one], two - idle)
+    show("compare", f"{count} seeds", found)
+    return {"start-up": idle, "seeds": found}
+
+
+def show(case: str, what: str, ratios: Mapping[str, Any]) -> None:
+    """Print one line of numbers."""
+    print(f"{case:8} {what:12} " + "  ".join(f"{name}: {1 / ratio.median:.2f}×" for name, ratio in ratios.items()))
+
+
+def section(results: Mapping[str, Any]) -> Section:
+    """Say what the results mean."""
+    rows, goals = [], []
+    for case, found in results.items():
+        for what, ratios in found.items():
+            if what == "start-up":
+                continue
+            faster = {name: 1 / ratio["median"] for name, ratio in ratios.items()}
+            rows.append(
+                [
+                    f"{case}: {what}",
+                    f"{faster[TWO]:.2f}",
+                    f"{faster[THREADS]:.2f}" if THREADS in faster else "",
+                    f"{found['start-up']:.1f} s",
+                ]
+            )
+            bound = BOUNDS.get(case, {}).get(int(what[0]) if what[0].isdigit() else 0, 1.8 if case != "mlp" else 1.6)
+            value = faster.get(f"{TWO}, without start-up", faster[TWO])
+            goals.append(Goal(f"{case}: {what}, two workers", bound, value, at_least=True))
+    return Section(
+        "What two cores give",
+        "How much faster than one process with one thread: a worker process per core, or one process with two threads.",
+        [Table(["", TWO, THREADS, "start-up"], rows)],
+        goals,
+        [
+            "A round of training is timed in processes that have started; `start-up` is what starting both takes, once "
+            "per run, the first step included. `full passes` are the four combinations of a grid, on a score that does "
+            "not add up over examples. The seeds of `compare` are timed with starting; their goal is without it."
+        ],
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("--rounds", type=int)
+    arguments.add_argument("--cases", default="conv,mlp,compare")
+    options = begin(arguments, argv)
+    rounds = options.rounds or (1 if options.quick else 7)
+    results: dict[str, Any] = {}
+    for name in options.cases.split(","):
+        if name == "compare":
+            results[name] = time_seeds(1 if options.quick else 3, options.quick)
+        else:
+            results[name] = time_case(name, rounds, options.quick)
+        save("parallel", results, options.out)
+
+
+if __name__ == "__main__":
+    main()
