@@ -40,6 +40,16 @@ class TestMemory:
         found.tensor(torch.uint8).fill_(7)
         assert memory.tensor(torch.uint8).sum() == 0
 
+    def test_systems_without_nameless_files_use_a_name_for_a_moment(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delattr(os, "memfd_create", raising=False)
+        here, there = Pipe()
+        memory = Memory(8)
+        send(here, None, [memory])
+        memory.tensor(torch.uint8).fill_(3)
+        assert receive(there)[1][0].tensor(torch.uint8).tolist() == [3] * 8
+        shm = Path("/dev/shm")
+        assert not shm.is_dir() or not list(shm.glob("fm-*"))
+
     def test_an_end_that_is_gone_is_noticed(self) -> None:
         here, there = Pipe()
         there.close()
