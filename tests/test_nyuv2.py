@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import forkmerge as fm
-from forkmerge.datasets import nyuv2
+from forkmerge.datasets import dense, nyuv2
 from forkmerge.datasets.nyuv2 import Scenes
 from forkmerge.models import DenseModel, ResNet
 from forkmerge.reading import reader_of
@@ -146,7 +146,7 @@ class TestProblem:
         write(tmp_path)
         torch.manual_seed(0)
         model = small_network().eval()
-        losses, plain = nyuv2.SceneLosses(True), nyuv2.SceneLosses(False)
+        losses, plain = dense.SceneLosses(True), dense.SceneLosses(False)
         batch = Scenes(tmp_path / "train").read_batch(torch.arange(4))
         values = [losses(model, batch, ["depth"], fm.Context(s, s))["depth"].item() for s in (0, 0, 1)]
         assert values[0] == values[1] != values[2]

@@ -6,10 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.data import TensorDataset
 
+from forkmerge.datasets._files import Array
+from forkmerge.errors import ProblemError
+from forkmerge.order import derive
 from forkmerge.problem import Context, Evaluation, Stream
+
+_TRIES = 100  # redraws of items that are known to be chosen; each leaves few of them
 
 
 @dataclass(frozen=True)
@@ -65,3 +73,36 @@ def click_evaluations(dataset: Any, tasks: Sequence[str], batch_size: int = 4096
         task: Evaluation(dataset, {"AUC": BinaryAUROC()}, predict=PredictClick(task, place), batch_size=batch_size)
         for place, task in enumerate(tasks)
     }
+
+
+def click_rows(codes: Array, labels: Array, numbers: Array | None = None) -> TensorDataset:
+    """Return rows of codes, numbers and labels as a data set; there may be no numbers."""
+    found = np.zeros((len(codes), 0), np.float32) if numbers is None else numbers.astype(np.float32)
+    return TensorDataset(
+        torch.from_numpy(codes.astype(np.int64)), torch.from_numpy(found), torch.from_numpy(labels.astype(np.float32))
+    )
+
+
+def draw_others(users: Array, chosen: Array, items: int, count: int, *seed: object) -> tuple[Array, Array]:
+    """Return `count` items per entry of `users` that the user is not known to have chosen, drawn uniformly.
+
+    Args:
+        users: Whom to draw for.
+        chosen: All known pairs, as user · items + item.
+        items: How many there are.
+        count: How many to draw for each.
+        *seed: What the draw depends on.
+
+    Returns:
+        The users, each `count` times, and the items.
+    """
+    rng = np.random.default_rng([derive(0, *seed)])
+    repeated = np.repeat(users.astype(np.int64), count)
+    drawn = rng.integers(0, items, len(repeated))
+    known = np.unique(chosen)
+    for _ in range(_TRIES):
+        (again,) = np.nonzero(np.isin(repeated * items + drawn, known))
+        if len(again) == 0:
+            return repeated, drawn
+        drawn[again] = rng.integers(0, items, len(again))
+    raise ProblemError(f"some users have chosen nearly all of the {items} items: no others can be drawn for them.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any
 
@@ -106,3 +106,11 @@ class Pack:
                 return get(arrays)
         except (OSError, ValueError, zipfile.BadZipFile, zlib.error, EOFError, AttributeError, TypeError) as error:
             raise ProblemError(f"cannot read {self.path}: {error}. Get the file again.") from None
+
+
+def check_columns(pack: Pack, columns: Mapping[str, Sized]) -> None:
+    """Refuse arrays of a pack that do not have the same number of rows."""
+    sizes = {name: len(column) for name, column in columns.items()}
+    if len(set(sizes.values())) > 1:
+        named = ", ".join(f"{name} {size}" for name, size in sizes.items())
+        raise ProblemError(f"{pack.path} has arrays of different lengths: {named}. Get the file again.")

@@ -18,10 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.data import Dataset
 
+from forkmerge.datasets import augment
 from forkmerge.metrics import MeanCost
-from forkmerge.problem import Context
+from forkmerge.problem import Context, Evaluation
 
+TASKS = ("segmentation", "depth", "normal")
 IGNORED = -1  # the label of pixels without one
 ANGLES = (11.25, 22.5, 30.0)
 _BINS = 180_000  # of the histogram of angles: a thousandth of a degree each
@@ -73,6 +76,37 @@ class PredictMap:
     def __call__(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
         """Return the task's map and target."""
         return outputs(model, batch[0], [self.task])[self.task], batch[self.place]
+
+
+@dataclass(frozen=True)
+class SceneLosses:
+    """Cross-entropy, L1 and cosine losses of scenes with all three targets.
+
+    Args:
+        augmented: Whether scenes are scaled, cropped and mirrored at random.
+    """
+
+    augmented: bool
+
+    def __call__(self, model: nn.Module, batch: Any, tasks: Sequence[str], context: Context) -> dict[str, Tensor]:
+        """Return the losses of the tasks asked for."""
+        scenes = augment.scale_crop_flip(batch, context.generator) if self.augmented else batch
+        targets = dict(zip(TASKS, scenes[1:], strict=True))
+        found = outputs(model, scenes[0], tasks, context)
+        return {task: LOSSES[task](found[task], targets[task]) for task in tasks}
+
+
+def scene_evaluations(dataset: Dataset[Any], classes: int, batch_size: int) -> dict[str, Evaluation]:
+    """Return the evaluations of all three tasks by the paper's metrics."""
+    metrics = {
+        "segmentation": segmentation_metrics(classes),
+        "depth": depth_metrics(),
+        "normal": normal_metrics(),
+    }
+    return {
+        task: Evaluation(dataset, metrics[task], predict=PredictMap(task, place), batch_size=batch_size)
+        for place, task in enumerate(TASKS, 1)
+    }
 
 
 def segmentation_metrics(classes: int) -> dict[str, Any]:

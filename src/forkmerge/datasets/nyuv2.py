@@ -7,8 +7,6 @@ file `nyuv2_validation.txt` beside this one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -19,13 +17,12 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
 import forkmerge as fm
-from forkmerge.datasets import augment, dense
+from forkmerge.datasets import dense
 from forkmerge.datasets._files import Array, Root, check_count, data_folder, find, missing
 from forkmerge.models import MTAN, DenseModel, ResNet, load_published
 
 CLASSES = 13
 OUTPUTS = {"segmentation": CLASSES, "depth": 1, "normal": 3}
-TASKS = tuple(OUTPUTS)
 TRAINING, VALIDATION, TEST = 636, 159, 654
 BATCH, EPOCHS = 8, 200
 SOURCE = "the preprocessed NYUv2 that the authors of MTAN offer (LibMTL links the same files)"
@@ -103,9 +100,9 @@ def problem(
     rest = [index for index in range(len(known)) if index not in set(held)]
     return fm.Problem(
         target,
-        [fm.Stream(Subset(known, rest), SceneLosses(augmented), TASKS, batch_size)],
-        validation=scene_evaluations(Subset(known, held), CLASSES, batch_size),
-        test=scene_evaluations(test, CLASSES, batch_size),
+        [fm.Stream(Subset(known, rest), dense.SceneLosses(augmented), dense.TASKS, batch_size)],
+        validation=dense.scene_evaluations(Subset(known, held), CLASSES, batch_size),
+        test=dense.scene_evaluations(test, CLASSES, batch_size),
     )
 
 
@@ -114,37 +111,6 @@ def validation_indices(count: int = TRAINING + VALIDATION) -> list[int]:
     lines = Path(__file__).with_name("nyuv2_validation.txt").read_text("ascii").split("\n")
     listed = [int(line) for line in lines if line and not line.startswith("#")]
     return [index for index in listed if index < count] or [count - 1]
-
-
-@dataclass(frozen=True)
-class SceneLosses:
-    """Cross-entropy, L1 and cosine losses of scenes with all three targets.
-
-    Args:
-        augmented: Whether scenes are scaled, cropped and mirrored at random.
-    """
-
-    augmented: bool
-
-    def __call__(self, model: nn.Module, batch: Any, tasks: Sequence[str], context: fm.Context) -> dict[str, Tensor]:
-        """Return the losses of the tasks asked for."""
-        scenes = augment.scale_crop_flip(batch, context.generator) if self.augmented else batch
-        targets = dict(zip(TASKS, scenes[1:], strict=True))
-        found = dense.outputs(model, scenes[0], tasks, context)
-        return {task: dense.LOSSES[task](found[task], targets[task]) for task in tasks}
-
-
-def scene_evaluations(dataset: Dataset[Any], classes: int, batch_size: int) -> dict[str, fm.Evaluation]:
-    """Return the evaluations of all three tasks by the paper's metrics."""
-    metrics = {
-        "segmentation": dense.segmentation_metrics(classes),
-        "depth": dense.depth_metrics(),
-        "normal": dense.normal_metrics(),
-    }
-    return {
-        task: fm.Evaluation(dataset, metrics[task], predict=dense.PredictMap(task, place), batch_size=batch_size)
-        for place, task in enumerate(TASKS, 1)
-    }
 
 
 class Scenes(Dataset[Any]):

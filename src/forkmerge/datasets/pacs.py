@@ -1,0 +1,97 @@
+"""PACS: seven classes in four domains, a task each; a small counterpart of DomainNet, for two cores.
+
+Read from `pacs_64_jpeg.npz` with the arrays `jpeg` (all files as one stream of bytes), `offsets` [n + 1], `labels`,
+`domains`, `split` (0 training, 1 validation, 2 test), `class_names` and `domain_names`.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Literal
+
+import numpy as np
+import torch
+from torch.utils.data import TensorDataset
+
+import forkmerge as fm
+from forkmerge.datasets._classify import ClassificationLosses, CropAndFlip, PredictClass, small_classifier
+from forkmerge.datasets._files import Pack, Root, check_columns, data_folder
+from forkmerge.datasets._packs import decode_pack
+
+DOMAINS, CLASSES = ("art_painting", "cartoon", "photo", "sketch"), 7
+FILE = "pacs_64_jpeg.npz"
+SOURCE = (
+    "PACS (Li et al., Deeper, Broader and Artier Domain Generalization, 2017), packed as forkmerge.datasets.pacs says"
+)
+
+
+def recipe(
+    target: str = "photo",
+    size: int = 32,
+    steps: int = 600,
+    interval: int = 200,
+    width: int = 32,
+    shared_head: bool = False,
+    seed: int = 0,
+    root: str | None = None,
+    cache: str | None = None,
+) -> fm.Recipe:
+    """Return a small convolutional network on PACS, with one branch per other domain.
+
+    Args:
+        target: A domain.
+        size: Side of the images.
+        steps: Training steps.
+        interval: Steps between merges.
+        width: Channels of the network's first layer.
+        shared_head: Whether all domains share one linear head; otherwise each has its own.
+        seed: Draws the first weights, the order of the data and the augmentations.
+        root: The folder; by default the one that FORKMERGE_DATA names.
+        cache: Where decoded images are kept.
+    """
+    classes = dict.fromkeys(DOMAINS, CLASSES)
+    return fm.Recipe(
+        problem(target, root, size=size, cache=cache),
+        model=partial(small_classifier, classes, width=width, shared_head=shared_head),
+        optimizer=fm.OptimizerOf("Adam", lr=1e-3),
+        steps=steps,
+        algorithm=fm.ForkMerge("per_auxiliary", interval=interval),
+        options={"seed": seed},
+    )
+
+
+def problem(
+    target: str = "photo",
+    root: Root = None,
+    *,
+    size: int = 32,
+    batch_size: int = 32,
+    weights: Literal["loss", "sampling"] = "loss",
+    cache: Root = None,
+) -> fm.Problem:
+    """Return one task per domain.
+
+    Args:
+        target: A domain.
+        root: The folder; by default the one that FORKMERGE_DATA names.
+        size: Side of the images.
+        batch_size: Images per step and task.
+        weights: What task weights mean; factors of losses, so that gradient methods have all tasks in a step.
+        cache: Where decoded images are kept.
+    """
+    pack = Pack(data_folder(root, "PACS") / FILE, SOURCE)
+    labels, domains, split = (pack[name].astype(np.int64) for name in ("labels", "domains", "split"))
+    pixels = decode_pack(pack, "jpeg", "offsets", size, cache=cache)
+    check_columns(pack, {"images": pixels, "labels": labels, "domains": domains, "split": split})
+    prepare = CropAndFlip(padding=size // 8)
+    streams, validation, test = {}, {}, {}
+    for code, name in enumerate(pack["domain_names"].tolist()):
+        parts = [
+            TensorDataset(torch.tensor(pixels[rows]), torch.tensor(labels[rows]))
+            for rows in (np.flatnonzero((domains == code) & (split == part)) for part in range(3))
+        ]
+        streams[name] = fm.Stream(parts[0], ClassificationLosses(prepare), name, batch_size)
+        predict = PredictClass(name, prepare)
+        validation[name] = fm.Evaluation(parts[1], fm.accuracy, predict=predict)
+        test[name] = fm.Evaluation(parts[2], fm.accuracy, predict=predict)
+    return fm.Problem(target, streams, validation, test, weights=weights)

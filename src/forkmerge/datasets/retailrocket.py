@@ -1,0 +1,92 @@
+"""RetailRocket: what users of a shop viewed, put in the cart and bought; a small counterpart of CTR and CTCVR.
+
+Read from `retailrocket.npz` with the arrays `user`, `item`, `timestamp`, `view`, `cart`, `buy`, `split_time` (0
+training, 1 validation, 2 test), `n_users` and `n_items`. The log holds no impressions without a reaction, so for each
+row some items are drawn that the user is not known to have touched, at the same time.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+import forkmerge as fm
+from forkmerge.datasets._clicks import click_evaluations, click_rows, click_stream, draw_others
+from forkmerge.datasets._files import Pack, Root, check_columns, data_folder
+from forkmerge.models import ESMM
+
+TASKS = ("view", "cart", "buy")
+FILE = "retailrocket.npz"
+SOURCE = "the RetailRocket data (Kaggle, or SSLRec), packed as forkmerge.datasets.retailrocket says"
+_HOUR, _DAY = 3600, 86_400
+
+
+def recipe(
+    target: str = "buy",
+    steps: int = 1000,
+    interval: int = 250,
+    width: int = 16,
+    seed: int = 0,
+    root: str | None = None,
+) -> fm.Recipe:
+    """Return a shared embedding with a small tower per task, and one branch per other task.
+
+    Args:
+        target: view, cart or buy.
+        steps: Training steps.
+        interval: Steps between merges.
+        width: Features per field.
+        seed: Draws the items without a reaction, the first weights and the order of the data.
+        root: The folder; by default the one that FORKMERGE_DATA names.
+    """
+    pack = Pack(data_folder(root, "RetailRocket") / FILE, SOURCE)
+    sizes = [int(pack["n_users"]), int(pack["n_items"]), 24, 7]
+    return fm.Recipe(
+        problem(target, root, seed=seed),
+        model=partial(ESMM, sizes, 0, TASKS, width=width, hidden=(64, 32)),
+        optimizer=fm.OptimizerOf("Adam", lr=1e-3),
+        steps=steps,
+        algorithm=fm.ForkMerge("per_auxiliary", interval=interval),
+        options={"seed": seed},
+    )
+
+
+def problem(
+    target: str = "buy", root: Root = None, *, others: int = 4, seed: int = 0, batch_size: int = 512
+) -> fm.Problem:
+    """Return three tasks on the same rows: user, item, hour and weekday.
+
+    Args:
+        target: view, cart or buy.
+        root: The folder; by default the one that FORKMERGE_DATA names.
+        others: Items without a reaction, drawn for each row.
+        seed: Draws them.
+        batch_size: Rows per step.
+    """
+    pack = Pack(data_folder(root, "RetailRocket") / FILE, SOURCE)
+    rows = {name: pack[name].astype(np.int64) for name in ("user", "item", "timestamp", *TASKS, "split_time")}
+    check_columns(pack, rows)
+    items = int(pack["n_items"])
+    known = rows["user"] * items + rows["item"]
+    user, item = draw_others(rows["user"], known, items, others, "retailrocket", seed)
+    time = np.concatenate([rows["timestamp"], np.repeat(rows["timestamp"], others)])
+    codes = np.stack(
+        [
+            np.concatenate([rows["user"], user]),
+            np.concatenate([rows["item"], item]),
+            time // _HOUR % 24,
+            time // _DAY % 7,
+        ],
+        axis=1,
+    )
+    labels = np.zeros((len(codes), len(TASKS)))
+    labels[: len(known)] = np.stack([rows[task] for task in TASKS], axis=1)
+    split = np.concatenate([rows["split_time"], np.repeat(rows["split_time"], others)])
+    training, held, test = (click_rows(codes[split == part], labels[split == part]) for part in range(3))
+    return fm.Problem(
+        target,
+        [click_stream(training, TASKS, batch_size)],
+        validation=click_evaluations(held, TASKS),
+        test=click_evaluations(test, TASKS),
+    )

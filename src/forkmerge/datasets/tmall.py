@@ -1,0 +1,101 @@
+"""Tmall: purchases, carts and favourites, each with users and items of its own; a small counterpart of CTR and CTCVR.
+
+Read from `tmall.npz` with the arrays `buy_user`, `buy_item`, `buy_timestamp`, the same for `cart` and `fav`,
+`test_buy_user`, `test_buy_item`, `n_users` and `n_items`. Only what users did is known, so items that they are not
+known to have chosen are drawn for comparison. Of each task the last tenth in time is held out: of purchases all for
+validation, since their test is given; of the others the first half for validation, the second for the test.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+from torch.utils.data import TensorDataset
+
+import forkmerge as fm
+from forkmerge.datasets._clicks import click_evaluations, click_rows, click_stream, draw_others
+from forkmerge.datasets._files import Array, Pack, Root, check_columns, data_folder
+from forkmerge.models import ESMM
+
+TASKS = {"buy": "buy", "cart": "cart", "favourite": "fav"}  # the name in the file
+FILE = "tmall.npz"
+SOURCE = "the Tmall data of SSLRec, packed as forkmerge.datasets.tmall says"
+
+
+def recipe(
+    target: str = "buy",
+    steps: int = 1500,
+    interval: int = 500,
+    width: int = 16,
+    seed: int = 0,
+    root: str | None = None,
+) -> fm.Recipe:
+    """Return a shared embedding with a small tower per task, and one branch per other task.
+
+    Args:
+        target: buy, cart or favourite.
+        steps: Training steps.
+        interval: Steps between merges.
+        width: Features per field.
+        seed: Draws the items without a reaction, the first weights and the order of the data.
+        root: The folder; by default the one that FORKMERGE_DATA names.
+    """
+    pack = Pack(data_folder(root, "Tmall") / FILE, SOURCE)
+    return fm.Recipe(
+        problem(target, root, seed=seed),
+        model=partial(ESMM, [int(pack["n_users"]), int(pack["n_items"])], 0, list(TASKS), width=width, hidden=(64, 32)),
+        optimizer=fm.OptimizerOf("Adam", lr=1e-3),
+        steps=steps,
+        algorithm=fm.ForkMerge("per_auxiliary", interval=interval),
+        options={"seed": seed},
+    )
+
+
+def problem(
+    target: str = "buy", root: Root = None, *, others: int = 4, seed: int = 0, batch_size: int = 512
+) -> fm.Problem:
+    """Return three tasks, each with a stream of its own.
+
+    Args:
+        target: buy, cart or favourite.
+        root: The folder; by default the one that FORKMERGE_DATA names.
+        others: Items not chosen, drawn for each that was.
+        seed: Draws them.
+        batch_size: Rows per step and task.
+    """
+    pack = Pack(data_folder(root, "Tmall") / FILE, SOURCE)
+    items = int(pack["n_items"])
+    streams, validation, test = {}, {}, {}
+    for task, name in TASKS.items():
+        parts = _splits(pack, name)
+        known = np.concatenate([part[:, 0] * items + part[:, 1] for part in parts])
+        training, held, last = (
+            _rows(part, known, items, others, task, seed, place) for place, part in enumerate(parts)
+        )
+        streams[task] = click_stream(training, [task], batch_size)
+        validation.update(click_evaluations(held, [task]))
+        test.update(click_evaluations(last, [task]))
+    return fm.Problem(target, streams, validation, test)
+
+
+def _splits(pack: Pack, name: str) -> list[Array]:
+    """Return the pairs of user and item to train, validate and test on, [n, 2] each."""
+    found = {part: pack[f"{name}_{part}"].astype(np.int64) for part in ("user", "item", "timestamp")}
+    check_columns(pack, {f"{name}_{part}": column for part, column in found.items()})
+    order = np.argsort(found["timestamp"], kind="stable")
+    pairs = np.stack([found["user"], found["item"]], axis=1)[order]
+    first, second = len(pairs) * 90 // 100, len(pairs) * 95 // 100
+    if name != "buy":
+        return [pairs[:first], pairs[first:second], pairs[second:]]
+    held = [pack[f"test_buy_{part}"].astype(np.int64) for part in ("user", "item")]
+    check_columns(pack, {"test_buy_user": held[0], "test_buy_item": held[1]})
+    return [pairs[:first], pairs[first:], np.stack(held, axis=1)]
+
+
+def _rows(pairs: Array, known: Array, items: int, others: int, *seed: object) -> TensorDataset:
+    user, item = draw_others(pairs[:, 0], known, items, others, "tmall", *seed)
+    codes = np.concatenate([pairs, np.stack([user, item], axis=1)])
+    labels = np.zeros((len(codes), 1))
+    labels[: len(pairs)] = 1
+    return click_rows(codes, labels)
