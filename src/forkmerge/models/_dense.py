@@ -59,7 +59,7 @@ class DeepLabHead(nn.Module):
 
     def forward(self, features: Tensor, size: tuple[int, int]) -> Tensor:
         """Return the task's map [n, outputs, *size]."""
-        return interpolate(self.body(features), size, mode="bilinear", align_corners=False)
+        return interpolate(self.body(features), size, mode="bilinear", align_corners=True)
 
 
 class DenseModel(nn.Module):
