@@ -122,7 +122,7 @@ def test_where_a_search_may_stop_early_the_counts_are_bounds(algorithm: fm.ForkM
     assert 0.5 * plan.passes["total"] < passes <= plan.passes["total"] + 1e-9
 
 
-def test_several_metrics_cost_one_pass_more_where_snapshots_need_a_reference() -> None:
+def test_several_metrics_cost_no_pass_more_although_they_need_a_reference() -> None:
     for checkpoint in ("last", "best_in_interval"):
         examiner = Examiner()
         algorithm = fm.ForkMerge(**GRID, checkpoint=checkpoint)

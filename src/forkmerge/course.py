@@ -24,6 +24,8 @@ _MATRICES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.
 class Course:
     """The examples that candidates of one merge are evaluated on, hardest first, and the candidates themselves.
 
+    Used while the model is `evaluating`, which is done once for all of them.
+
     Args:
         reader: Gives the costs of examples.
         criterion: From metrics to a score that falls as costs grow.
@@ -122,7 +124,7 @@ class _Runner(Entrant):
             self.bound, self.is_complete = -math.inf, True
             return
         chosen = self.order[self.done : self.done + course.turn * course.reader.chunk]
-        self._take(chosen, course.reader.read(model, chosen, self.done))
+        self._take(chosen, course.reader.read(model, chosen, self.done, is_ready=True))
         self.bound, self.is_complete = course.score(self.sums), self.done == len(self.order)
 
     def ask(self) -> None:

@@ -28,7 +28,7 @@ from forkmerge.execution import Crew, Job, Segment, open_crew
 from forkmerge.formats import memory_format
 from forkmerge.problem import Problem
 from forkmerge.recipe import Recipe
-from forkmerge.scoring import Criterion, measure
+from forkmerge.scoring import measure
 from forkmerge.state import State
 from forkmerge.store import CHECKPOINTS_KEPT
 
@@ -232,8 +232,6 @@ def count_passes(settings: Settings, problem: Problem, rounds: Sequence[Stretch]
         return ranked + (blends > 0) + settings.floor + share * (r.branches + searched)
 
     total = sum(of(r) for r in rounds) + probes + 1  # the one that tries the metrics before training
-    if snapshots and settings.reference is None and Criterion(problem.target_validation.directions).needs_reference:
-        total += 1
     return {"per merge": of(rounds[0]), "total": total}
 
 

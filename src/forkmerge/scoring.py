@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -117,17 +118,18 @@ class CostReader:
         directions = self.evaluation.directions
         return all((directions[name] > 0) == metric.complement for name, metric in self.metrics.items())
 
-    def read(self, model: nn.Module, order: Sequence[int], start: int = 0) -> Costs:
+    def read(self, model: nn.Module, order: Sequence[int], start: int = 0, *, is_ready: bool = False) -> Costs:
         """Return the costs of examples, evaluated in chunks of their order.
 
         Args:
             model: The model; its modes, and the caller's random states, are left as they were.
             order: The examples.
             start: Their place in a longer order, a multiple of the chunk: a model that draws draws by place.
+            is_ready: Whether the caller is `evaluating` the model, which takes as long as a small chunk.
         """
         feed = evaluation_batches(self.evaluation, order, self.seed, device_of(model), chunk=self.chunk)
         rows = []
-        with random_state_kept(), evaluating(model), closing(feed):
+        with random_state_kept(), nullcontext() if is_ready else evaluating(model), closing(feed):
             for at, batch in zip(range(start, start + len(order), self.chunk), feed, strict=True):
                 set_random_state(derive(self.seed, "evaluation forward", at))
                 rows.append(self._rows(*self.evaluation.predict(model, batch)))
@@ -154,7 +156,7 @@ class CostReader:
 
 def device_of(model: nn.Module) -> torch.device:
     """The device of the model's first tensor: data goes where the model is."""
-    for tensor in (*model.parameters(), *model.buffers()):
+    for tensor in chain(model.parameters(), model.buffers()):
         return tensor.device
     return torch.device("cpu")
 

@@ -133,7 +133,10 @@ class Judge:
         return found.seconds if found is not None else 0.0
 
     def course(self, states: Sequence[State], blend: Callable[[Coefficients], State]) -> Course | None:
-        """Return where combinations of branches that have been scored can be raced; None if scores do not add up."""
+        """Return where combinations of branches that have been scored can be raced; None if scores do not add up.
+
+        While it is used, nothing else may be attached to the bench.
+        """
         reader = self._reader
         found = zip(vertices(len(states)), map(self._find, states), strict=True)
         known = {vertex: each.costs for vertex, each in found if each is not None and each.costs is not None}
@@ -143,12 +146,16 @@ class Judge:
             parameters = sum(row.numel() for row in states[0].rows.values())
             self._turn = turn_length(self.bench.model, reader, parameters)
         finite: dict[Coefficients, bool] = {}
+        placed: Coefficients = ()
 
         def place(coefficients: Coefficients) -> nn.Module | None:
-            state = blend(coefficients)
-            if coefficients not in finite:
-                finite[coefficients] = state.is_finite()
-            self.bench.attach_weights(state)
+            nonlocal placed
+            if coefficients != placed:
+                state = blend(coefficients)
+                if coefficients not in finite:
+                    finite[coefficients] = state.is_finite()
+                self.bench.attach_weights(state)
+                placed = coefficients
             return self.bench.model if finite[coefficients] else None
 
         indices = self._indices if self.search_examples is not None else None

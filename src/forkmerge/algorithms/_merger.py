@@ -16,6 +16,7 @@ from forkmerge.measuring import Question
 from forkmerge.merging import Blender, Merge, find_merge, recompute_statistics, synchronise
 from forkmerge.mixtures import is_target_only, task_relevance
 from forkmerge.run import BranchRecord, Candidate, Round
+from forkmerge.scoring import evaluating
 from forkmerge.state import State
 
 
@@ -41,42 +42,38 @@ class Merger:
             return raced[0]
 
         started = time.perf_counter()
-        floor = [] if progress.floor is None else [progress.floor]
-        self.rank([*(s for n, s in zip(names, entering, strict=True) if n not in faults), *floor])
+        usable = [state for name, state in zip(names, entering, strict=True) if name not in faults]
+        self.rank(usable if progress.floor is None else [*usable, progress.floor])
         ranked = time.perf_counter()
-        found = find_merge(
-            names,
-            entering,
-            search=self.settings.search_for(len(names)),
-            score=lambda state: self.judge.score(state, remeasure=state is progress.merged),
-            search_score=self.judge.search_score if self.settings.search_examples else None,
-            blend=blend,
-            evaluate_many=self._evaluator(progress, entering, blend, full),
-            course=course,
-            faults=faults,
-        )
+        with evaluating(self.crew.bench.model):  # once, for all candidates
+            found = find_merge(
+                names,
+                entering,
+                search=self.settings.search_for(len(names)),
+                score=lambda state: self.judge.score(state, remeasure=state is progress.merged),
+                search_score=self.judge.search_score if self.settings.search_examples else None,
+                blend=blend,
+                evaluate_many=self._evaluator(progress, entering, blend, full),
+                course=course,
+                faults=faults,
+            )
         searched = time.perf_counter()
         rank = ranked - started + sum(self.judge.seconds(state) for state in entering)
         floor_score = self.judge.score(progress.floor, remeasure=False) if progress.floor is not None else None
         coefficients = tuple(found.coefficients.get(name, 0.0) for name in names)
         result = self._record(progress, entering, found, floor_score)
         track = raced[0] if raced else None
-        result.examples.update(track.examples if track is not None else {})
+        result.examples.update({} if track is None else track.examples)
         result.metrics.update(self._metrics(progress, entering, coefficients, track, full))
         for name, reason in found.faults.items():
             progress.note(f"round {index}: branch {name!r} got coefficient 0: {reason}")
         merging = time.perf_counter()
         self._install(progress, blend, coefficients)
-        if self.settings.select == "best" and found.score > progress.best_score:
-            progress.best = Snapshot(found.score, progress.step, progress.merged.weights())
+        self._keep_best(progress, found.score)
         self._prune(progress, found, index)
         result.kept.extend(mixture.name for mixture in progress.mixtures)
-        result.seconds.update(
-            train=progress.seconds,
-            rank=rank,
-            search=searched - started - rank,
-            merge=time.perf_counter() - merging,
-        )
+        merge = time.perf_counter() - merging
+        result.seconds.update(train=progress.seconds, rank=rank, search=searched - started - rank, merge=merge)
         return result
 
     def rank(self, states: Sequence[State]) -> None:
@@ -215,6 +212,11 @@ class Merger:
             progress.note(f"step {step}: every branch was faulty; the last good state was kept")
         progress.merged.step = step
         synchronise(progress.branches, progress.merged, coefficients, self.settings.optimizer_state)
+
+    def _keep_best(self, progress: Progress, score: float) -> None:
+        """Keep a copy of the merge if it is the best so far and the best is wanted."""
+        if self.settings.select == "best" and score > progress.best_score:
+            progress.best = Snapshot(score, progress.step, progress.merged.weights())
 
     def _prune(self, progress: Progress, found: Merge, index: int) -> None:
         """Drop branches of coefficient 0 and keep the K' largest; the target-only branch always stays and counts."""
