@@ -13,11 +13,30 @@ from typing import Any, BinaryIO
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from forkmerge.codec import JSON, seal
 from forkmerge.errors import StoreError
+
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.uint16: "U16",
+    torch.uint32: "U32",
+    torch.uint64: "U64",
+    torch.bool: "BOOL",
+    torch.complex64: "C64",
+}
+"""How the safetensors format calls them."""
 
 _MAPPED = 1 << 24  # bytes of a file read before it is closed and opened again
 TEMPORARY = ".tmp-"  # how the name of anything unfinished begins
@@ -46,10 +65,20 @@ def write(file: BinaryIO, data: bytes) -> None:
 
 
 def _save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    path.touch()  # safetensors makes files for their owner alone; this one gets the mode the user's umask says
-    mode = path.stat().st_mode
-    save_file(tensors, path, metadata={"format": "pt"})
-    path.chmod(mode)
+    """Write the safetensors format tensor by tensor: only strided or remote ones are copied, one at a time."""
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].itemsize, item[0]))  # so that all are aligned
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, tensor in ordered:
+        start, end = end, end + tensor.nbytes
+        header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _, tensor in ordered:
+            plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+            file.write(plain.reshape(-1).view(torch.uint8).numpy().data)
 
 
 def _fsync(descriptor: int) -> None:
@@ -73,19 +102,10 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write and sync a safetensors file; only strided, overlapping or remote tensors are copied meanwhile."""
-    separate: dict[str, Tensor] = {}
-    ends: dict[torch.device, int] = {}
+    """Write and sync a safetensors file."""
     try:
-        dense = {name: t.detach().resolve_conj().resolve_neg().contiguous() for name, t in tensors.items()}
-        # safetensors refuses tensors that overlap; neighbouring views of one row do not.
-        for name, tensor in sorted(dense.items(), key=lambda item: item[1].data_ptr()):
-            overlaps = tensor.data_ptr() < ends.get(tensor.device, 0)
-            separate[name] = tensor.clone() if overlaps else tensor
-            if not overlaps:
-                ends[tensor.device] = tensor.data_ptr() + tensor.nbytes
-        _save_tensors(path, separate)
-    except (KeyError, ValueError, RuntimeError) as error:
+        _save_tensors(path, dict(tensors))
+    except (KeyError, ValueError, RuntimeError, TypeError) as error:
         raise StoreError(f"{path.name} cannot hold these tensors: {error}.") from error
     with path.open("rb+") as file:
         sync(file)

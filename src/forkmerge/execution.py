@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
+from forkmerge.attic import thrifty
 from forkmerge.branch import BranchResult, Mixture, Training, train_branch
 from forkmerge.devices import place_model
 from forkmerge.measuring import Measurement, Question, answer
@@ -112,7 +113,9 @@ def open_crew(job: Job, workers: int) -> Iterator[Crew]:
     torch.set_num_threads(job.threads)
     try:
         if workers == 1:
-            yield Crew(job, job.training.bench(job.model))
+            bench = job.training.bench(job.model)
+            with thrifty(bench.layout.nbytes):
+                yield Crew(job, bench)
             return
         from forkmerge.parallel import Enlist, ProcessCrew
         from forkmerge.workers import Team

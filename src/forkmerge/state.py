@@ -71,6 +71,11 @@ class Layout:
         return torch.zeros(self.sizes[row], dtype=dtype, device=like.device)
 
     @property
+    def nbytes(self) -> int:
+        """The size of all trainable parameters."""
+        return sum(parameter.nbytes for parameter in self.parameters)
+
+    @property
     def signature(self) -> dict[str, list[int]]:
         """Names and shapes, to tell whether a stored state fits this model."""
         return {place.name: list(place.shape) for place in self.places}

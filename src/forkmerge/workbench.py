@@ -67,6 +67,7 @@ class Workbench:
                 state.rows[place.row] = self.layout.new_row(place.row, parameter.dtype, parameter)
             place.view(state.rows[place.row]).copy_(parameter.detach())
         self._point_parameters(state)
+        self.give_back()
         self.capture(state)
         return state
 
@@ -156,7 +157,7 @@ class Workbench:
 
     def give_back(self) -> None:
         """Hand what was freed, gradients above all, to the operating system, if the model is large enough to matter."""
-        give_back(sum(parameter.nbytes for parameter in self.layout.parameters))
+        give_back(self.layout.nbytes)
 
     def _entries(self) -> dict[int, dict[str, Any]]:
         """The optimizer's own state of every trainable parameter, by position."""

@@ -284,7 +284,8 @@ def _to_run(
 
 
 def _complete(run: Run, bench: Workbench, progress: Progress, store: RunFolder | NoStore) -> Run:
-    progress.branches = []  # their memory goes to the model's own
+    for state in progress.branches:  # whoever still holds them: their memory goes to the model's own
+        state.rows, state.optimizer_rows = {}, {}
     bench.release(progress.merged)
     run.model = bench.model
     store.record({"event": "end", "final": run.final, "score": run.score})
