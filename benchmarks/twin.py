@@ -73,11 +73,12 @@ class Outcome:
 
 
 def library(setting: Setting, folder: Path, *, workers: int = 1, channels_last: bool | None = None) -> Outcome:
-    """The library's run, as a user would start it."""
+    """The library's run, as a user would start it; the data and the network exist before, for the twin, too."""
+    problem, model = setting.problem(), image_model(setting.width)
     started = time.perf_counter()
     run = fm.ForkMerge(MIXTURES, interval=setting.interval).fit(
-        setting.problem(),
-        model=image_model(setting.width),
+        problem,
+        model=model,
         optimizer=OPTIMIZER,
         steps=setting.rounds * setting.interval,
         seed=setting.seed,
