@@ -133,6 +133,12 @@ def command() -> str:
     return " ".join(["./run bench", Path(sys.argv[0]).stem, *words])
 
 
+def read_results(name: str, folder: Path) -> dict[str, Any]:
+    """Return the results of an earlier run, so that some of them can be measured again; empty without one."""
+    path = folder / f"{name}.json"
+    return dict(json.loads(path.read_text("utf-8"))["results"]) if path.exists() else {}
+
+
 def save(name: str, results: Mapping[str, Any], folder: Path) -> Path:
     """Write results as JSON beside the machine's facts and the command that made them."""
     folder.mkdir(parents=True, exist_ok=True)

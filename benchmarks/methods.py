@@ -3,7 +3,8 @@
     ./run bench methods [--rounds 9] [--cases mlp3,conv3] [--methods PCGrad,MGDA]
 
 TorchJD's own `mtl_backward` stands beside the methods it has, in its default form (all tasks' products at once) and
-one at a time. One thread, contenders interleaved, medians with quartiles.
+one at a time. One thread, contenders interleaved, medians with quartiles. `--cases` measures some cases again, with
+`--methods` some methods of them; all others keep their numbers.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from harness import Ratio, begin, interleave, parser, save
+from harness import Ratio, begin, interleave, parser, read_results, save
 from nets import Case, conv_case, large_embedding_case, mlp_case
 from page import Goal, Section
 from page import Table as PageTable
@@ -175,7 +176,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = begin(arguments, argv)
     rounds = options.rounds or (1 if options.quick else 9)
     names = (options.cases or ("mlp3" if options.quick else ",".join(CASES))).split(",")
-    console, results = Console(), {}
+    console = Console()
+    results = read_results("methods", options.out) if options.cases else {}
     with Progress(console=console, transient=True) as progress:
         bar = progress.add_task("timing", total=len(names))
         for name in names:
@@ -184,7 +186,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             progress.update(bar, description=case.name)
             ratios = interleave(contenders(case, steps, options.methods.split(",")), "plain", rounds=rounds)
             show(case, ratios, console)
-            results[name] = ratios
+            results[name] = {**results.get(name, {}), **ratios}
             save("methods", results, options.out)
             progress.advance(bar)
 
