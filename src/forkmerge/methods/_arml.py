@@ -33,7 +33,7 @@ class ARML(LossMethod):
 
     State: a, one number per task.
     Passes: in every 20th step, one forward pass more and a backward pass per task.
-    Memory: K shared gradients in every 20th step.
+    Memory: a copy of the branch in training; K shared gradients in every 20th step.
     Target: needed.
     Heads: weighted like the rest.
 

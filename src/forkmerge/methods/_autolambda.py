@@ -32,7 +32,7 @@ class AutoLambda(LossMethod):
 
     State: λ, one number per task, and its Adam moments.
     Passes: two forward and backward passes and two forward passes more.
-    Memory: two gradients and a copy of the weights.
+    Memory: a copy of the branch in training; two gradients and a copy of the weights.
     Target: needed.
     Heads: weighted like the rest.
 

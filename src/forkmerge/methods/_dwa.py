@@ -22,7 +22,7 @@ class DWA(LossMethod):
 
     State: mean losses of the last two epochs and the sums of this one.
     Passes: none beyond the step's own.
-    Memory: none.
+    Memory: a copy of the branch in training.
     Target: not needed; its data set says how long an epoch is.
     Heads: weighted like the rest.
 

@@ -18,7 +18,7 @@ class EW(LossMethod):
 
     State: none.
     Passes: none beyond the step's own.
-    Memory: none.
+    Memory: a copy of the branch in training.
     Target: not needed.
     Heads: weighted like the rest, by 1.
 

@@ -30,7 +30,7 @@ class FAMO(LossMethod):
 
     State: ξ, one number per task, its Adam moments, and the losses before the step.
     Passes: one more forward pass.
-    Memory: none.
+    Memory: a copy of the branch in training.
     Target: not needed.
     Heads: weighted like the rest.
 

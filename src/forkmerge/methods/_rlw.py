@@ -22,7 +22,7 @@ class RLW(LossMethod):
 
     State: none.
     Passes: none beyond the step's own.
-    Memory: none.
+    Memory: a copy of the branch in training.
     Target: not needed.
     Heads: weighted like the rest.
 

@@ -116,7 +116,7 @@ class TorchJDScalarizer(_Adapter, LossMethod):
 
     State: all that the object keeps.
     Passes: none beyond the step's own; one more forward pass for objects with an `update`.
-    Memory: none.
+    Memory: a copy of the branch in training.
     Target: not needed.
     Heads: weighted like the rest.
 

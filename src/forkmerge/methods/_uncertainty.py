@@ -21,7 +21,7 @@ class UW(LossMethod):
 
     State: s, one number per task, and its Adam moments.
     Passes: none beyond the step's own.
-    Memory: none.
+    Memory: a copy of the branch in training.
     Target: not needed.
     Heads: weighted like the rest.
 
