@@ -1,6 +1,6 @@
 """A whole ForkMerge run beside a faithful loop in the style of the authors' scripts, which does the same training.
 
-    ./run bench twin [--repeats 2] [--rounds 2] [--workers 2]
+    ./run bench twin [--repeats 2] [--rounds 1] [--workers 2]
 
 The loop keeps a module and an optimizer per branch, writes and reads every branch with `torch.save`, builds each
 candidate as a sum of state dicts, and scores it, α = 0 included, with a full pass over the validation data: 6(B − 1)
@@ -48,7 +48,7 @@ class Setting:
     interval: int
     validation: int
     training: int = 10_000
-    width: int = 16
+    width: int = 32
     batch: int = 64
     seed: int = 0
 
@@ -279,7 +279,7 @@ def section(results: Mapping[str, Any]) -> Section:
             Goal("whole run, two workers", 2.4, results["with_workers"]["median"], at_least=True, unit="×"),
         ],
         [
-            f"A ResNet-18-like network, B=3, V={results['setting']['validation']}, "
+            f"A ResNet-18-like network of width {results['setting']['width']} at 8×8, B=3, V={results['setting']['validation']}, "
             f"Δt={results['setting']['interval']}, batch {results['setting']['batch']}, {results['rounds']} rounds, "
             f"{results['step_ms']:.0f} ms a step. `benchmarks/twin.py` is the loop; on a small setting the weights "
             f"both end with differ by {results['difference']:.0e} of the largest. Its own search found "
@@ -304,8 +304,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.quick:
         setting, repeats = Setting(options.rounds or 1, interval=10, validation=256, training=512), options.repeats or 1
     else:
-        setting, repeats = Setting(options.rounds or 2, interval=500, validation=5000), options.repeats or 2
-    facts = {"interval": setting.interval, "validation": setting.validation, "batch": setting.batch}
+        setting, repeats = Setting(options.rounds or 1, interval=500, validation=5000), options.repeats or 2
+    facts = {"interval": setting.interval, "validation": setting.validation, "batch": setting.batch, "width": setting.width}
     results = {"setting": facts, "difference": difference, **compare(setting, repeats, options.workers)}
     save("twin", results, options.out)
     show("twin", options.out)
