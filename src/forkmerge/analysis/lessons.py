@@ -1,0 +1,203 @@
+"""The training runs that analyses need: one auxiliary beside the target at one λ, with one seed.
+
+A lesson is plain data, so that it can be sent to a worker process; what it gives is plain data, so that it can be
+written down and need not be done again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from forkmerge.algorithms import Algorithm, ForkMerge, Joint, SingleTask
+from forkmerge.analysis.heldout import confidence_discrepancy, heldout_loss, reads_heldout
+from forkmerge.analysis.plaindata import Result
+from forkmerge.errors import ProblemError, unknown_name
+from forkmerge.experiment import _source
+from forkmerge.mixtures import ALONE
+from forkmerge.order import derive, random_state_kept, set_random_state
+from forkmerge.pool import Failure, run_calls, using_threads
+from forkmerge.problem import Problem
+from forkmerge.recipe import Recipe, recipe_from
+from forkmerge.run import Run
+from forkmerge.scoring import measure
+from forkmerge.workers import Tell
+
+Recipes = Callable[[int], Recipe]
+"""From a seed to a recipe whose target is set; for worker processes it must pickle, as `SeededSource` does."""
+
+Maker = Callable[[Recipe, str, float], Algorithm]
+"""From (recipe, auxiliary, λ) to the algorithm whose transfer gain is measured."""
+
+
+@dataclass(frozen=True)
+class SeededSource:
+    """The recipes of a TOML file or `module:function`, by seed.
+
+    Args:
+        recipe: The recipe, as `load_recipe` gave it.
+        target: The target task.
+    """
+
+    source: Mapping[str, Any]
+    target: str
+
+    def __call__(self, seed: int) -> Recipe:
+        """Return the recipe of a seed; data or weights that its function draws depend on the seed alone."""
+        with random_state_kept():
+            set_random_state(derive(seed, "recipe"))
+            return recipe_from(_source(recipe_from(self.source), self.target, seed))
+
+
+def equal_weights(recipe: Recipe, auxiliary: str, weight: float, method: str | None = None) -> Algorithm:
+    """Return joint training with {target: 1, auxiliary: λ}, its tasks combined by `method`."""
+    weights = {recipe.problem.target: 1.0, auxiliary: weight}
+    return Joint(weights, method=method, **_common(recipe))
+
+
+def forkmerge(recipe: Recipe, auxiliary: str, weight: float) -> Algorithm:
+    """Return ForkMerge with two branches: the target alone, and with the auxiliary at λ."""
+    target = recipe.problem.target
+    branches = {ALONE: {target: 1.0}, auxiliary: {target: 1.0, auxiliary: weight}}
+    return ForkMerge(branches, **_common(recipe))
+
+
+def _common(recipe: Recipe) -> dict[str, Any]:
+    return {name: getattr(recipe.algorithm, name) for name in ("interval", "select") if hasattr(recipe.algorithm, name)}
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """One training run.
+
+    Args:
+        recipes: Where its recipe comes from.
+        seed: Its seed.
+        auxiliary: The auxiliary; empty for single-task training.
+        weight: λ.
+        steps: Training steps; the recipe's own where None.
+        maker: The algorithm.
+        label: The algorithm's name.
+        test: Whether to measure the test split, after the fit.
+    """
+
+    recipes: Recipes
+    seed: int
+    auxiliary: str = ""
+    weight: float = 0.0
+    steps: int | None = None
+    maker: Maker = equal_weights
+    label: str = "equal weights"
+    test: bool = False
+
+    @property
+    def name(self) -> str:
+        """What tells it from the others of an analysis."""
+        what = f"{self.label}:{self.auxiliary}:{self.weight:g}" if self.auxiliary else ALONE
+        return f"{what}:seed{self.seed}" + ("" if self.steps is None else f":{self.steps}")
+
+
+@dataclass(frozen=True)
+class Grade(Result):
+    """What a lesson gave.
+
+    Args:
+        auxiliary: The auxiliary; empty for single-task training.
+        weight: λ.
+        seed: The seed.
+        steps: Training steps.
+        metrics: `{split: {metric: value}}` of the target.
+        directions: +1 or −1 by metric.
+        loss: The target's loss on validation examples; None where its stream cannot read them.
+        discrepancy: `{split: CSD}`; empty where predictions are no class scores.
+        relevance: λ of every task, mean over merges; empty where nothing was merged.
+        coefficients: Λ of every merge.
+        seconds: Wall time.
+    """
+
+    auxiliary: str
+    weight: float
+    seed: int
+    steps: int
+    metrics: dict[str, dict[str, float]]
+    directions: dict[str, int]
+    loss: float | None
+    discrepancy: dict[str, float]
+    relevance: dict[str, float] = field(default_factory=dict)
+    coefficients: tuple[dict[str, float], ...] = ()
+    seconds: float = 0.0
+
+
+def take(lesson: Lesson, tell: Tell = lambda value: None) -> Grade:
+    """Train, and measure what came out; one thread, because the bits depend on it and several lessons share cores."""
+    started = time.perf_counter()
+    with random_state_kept(), using_threads(1):
+        recipe = lesson.recipes(lesson.seed)
+        problem = recipe.problem
+        if lesson.auxiliary and lesson.auxiliary not in problem.auxiliaries:
+            raise ProblemError(unknown_name("auxiliary task", lesson.auxiliary, problem.auxiliaries))
+        run = fit_lesson(lesson, recipe)
+        metrics, discrepancy, loss = _measured(run, problem, lesson)
+    merged = len(run.rounds[0].branches) > 1 if run.rounds else False
+    return Grade(
+        auxiliary=lesson.auxiliary,
+        weight=lesson.weight,
+        seed=lesson.seed,
+        steps=run.steps,
+        metrics=metrics,
+        directions=problem.target_validation.directions,
+        loss=loss,
+        discrepancy=discrepancy,
+        relevance=dict(run.relevance) if merged else {},
+        coefficients=tuple(run.coefficients) if merged else (),
+        seconds=time.perf_counter() - started,
+    )
+
+
+def fit_lesson(lesson: Lesson, recipe: Recipe) -> Run:
+    """Train a lesson's model with the recipe's own options; validation labels are never trained on."""
+    recipe = shortened(recipe, lesson.steps)
+    algorithm = (
+        lesson.maker(recipe, lesson.auxiliary, lesson.weight) if lesson.auxiliary else SingleTask(**_common(recipe))
+    )
+    options = {"steps": recipe.steps, **recipe.options, "seed": lesson.seed, "workers": 1, "threads": 1}
+    return algorithm.fit(recipe.problem, model=recipe.model, optimizer=recipe.optimizer, **options)
+
+
+def shortened(recipe: Recipe, steps: int | None) -> Recipe:
+    """Return a recipe of so many steps, with as many rounds as before."""
+    if steps is None or steps == recipe.steps:
+        return recipe
+    algorithm, interval = recipe.algorithm, getattr(recipe.algorithm, "interval", None)
+    if interval is not None:
+        algorithm = replace(algorithm, interval=max(round(interval * steps / recipe.steps), 1))  # type: ignore[type-var]
+    return replace(recipe, steps=steps, algorithm=algorithm)
+
+
+def _measured(
+    run: Run, problem: Problem, lesson: Lesson
+) -> tuple[dict[str, dict[str, float]], dict[str, float], float | None]:
+    assert run.model is not None
+    evaluations = {"validation": problem.target_validation}
+    if lesson.test and problem.target in problem.evaluations("test"):
+        evaluations["test"] = problem.evaluations("test")[problem.target]
+    metrics, discrepancy = {}, {}
+    for split, evaluation in evaluations.items():
+        metrics[split] = measure(run.model, evaluation, seed=lesson.seed)
+        with suppress(ProblemError):  # predictions that are no class scores have no confidence of their own
+            discrepancy[split] = confidence_discrepancy(run.model, evaluation, seed=lesson.seed)
+    readable = reads_heldout(run.model, problem, lesson.seed)
+    return metrics, discrepancy, heldout_loss(run.model, problem, seed=lesson.seed) if readable else None
+
+
+def take_all(lessons: Sequence[Lesson], workers: int = 1) -> list[Grade]:
+    """Take lessons in worker processes, of one thread each; the grades do not depend on their number."""
+    found: dict[int, Grade] = {}
+    for index, result in run_calls(take, lessons, workers):
+        if isinstance(result, Failure):
+            raise ProblemError(f"the run {lessons[index].name!r} of the analysis failed: {result.error}")
+        found[index] = result
+    return [found[index] for index in range(len(lessons))]

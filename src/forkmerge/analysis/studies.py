@@ -1,0 +1,131 @@
+"""Transfer gains measured by training: curves over λ, confidence score discrepancy, matrices of tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from itertools import product
+
+from forkmerge.analysis.lessons import Grade, Lesson, Maker, Recipes, equal_weights, take_all
+from forkmerge.analysis.results import Gain, ShiftCurve, TransferCurve, TransferMatrix
+from forkmerge.analysis.shift import shift_curve
+from forkmerge.analysis.transfer import WEIGHTS, scores_of, transfer_curve, transfer_matrix
+from forkmerge.statistics import CONFIDENCE
+
+
+def measure_transfer(
+    recipes: Recipes,
+    auxiliaries: Sequence[str] | None = None,
+    *,
+    weights: Sequence[float] = WEIGHTS,
+    seeds: Iterable[int] = range(3),
+    maker: Maker = equal_weights,
+    label: str = "equal weights",
+    steps: int | None = None,
+    split: str = "validation",
+    workers: int = 1,
+    confidence: float = CONFIDENCE,
+) -> dict[str, TransferCurve]:
+    """Return TG(λ, A) of auxiliaries on a recipe's target, by auxiliary.
+
+    The runs of a seed share first weights and batches, with the auxiliary and without.
+
+    Args:
+        recipes: From a seed to a recipe, e.g. `forkmerge.datasets.digits.recipe`.
+        auxiliaries: Which; all of the problem where None.
+        weights: λ > 0.
+        seeds: Paired seeds.
+        maker: The algorithm A, by recipe, auxiliary and λ.
+        label: Its name.
+        steps: Training steps; the recipe's own where None.
+        split: "validation", or "test", which is read once after each fit.
+        workers: Processes.
+        confidence: Of the intervals.
+    """
+    numbers = tuple(seeds)
+    problem = recipes(numbers[0]).problem
+    names = problem.auxiliaries if auxiliaries is None else tuple(auxiliaries)
+    lesson = partial(Lesson, recipes, steps=steps, test=split == "test")
+    lessons = [lesson(seed) for seed in numbers]
+    lessons += [lesson(s, a, w, maker=maker, label=label) for s, a, w in product(numbers, names, weights)]
+    grades = take_all(lessons, workers)
+    return {
+        name: curve_of(grades, problem.target, name, label=label, split=split, confidence=confidence) for name in names
+    }
+
+
+def curve_of(
+    grades: Sequence[Grade],
+    target: str,
+    auxiliary: str,
+    *,
+    label: str = "equal weights",
+    split: str = "validation",
+    confidence: float = CONFIDENCE,
+) -> TransferCurve:
+    """Return the transfer curve that grades show, those of single-task training among them."""
+    baseline = {grade.seed: grade.metrics[split] for grade in grades if not grade.auxiliary}
+    metrics: dict[float, dict[int, Mapping[str, float]]] = {}
+    for grade in grades:
+        if grade.auxiliary == auxiliary:
+            metrics.setdefault(grade.weight, {})[grade.seed] = grade.metrics[split]
+    directions = grades[0].directions
+    return transfer_curve(
+        {weight: scores_of(found, baseline, directions) for weight, found in metrics.items()},
+        scores_of(baseline, baseline, directions),
+        target=target,
+        auxiliary=auxiliary,
+        algorithm=label,
+        split=split,
+        confidence=confidence,
+    )
+
+
+def shift_of(grades: Sequence[Grade], curve: TransferCurve) -> ShiftCurve | None:
+    """Return CSD(λ) beside a transfer curve of the same grades; None where there are no confidences."""
+    found: dict[float, dict[int, float]] = {}
+    for grade in grades:
+        if grade.auxiliary in ("", curve.auxiliary) and curve.split in grade.discrepancy:
+            found.setdefault(grade.weight if grade.auxiliary else 0.0, {})[grade.seed] = grade.discrepancy[curve.split]
+    if 0.0 not in found or len(found) < 2:
+        return None
+    return shift_curve(found, curve)
+
+
+def measure_matrix(
+    recipes_of: Mapping[str, Recipes],
+    *,
+    maker: Maker = equal_weights,
+    label: str = "equal weights",
+    seeds: Iterable[int] = range(3),
+    steps: int | None = None,
+    split: str = "validation",
+    workers: int = 1,
+) -> TransferMatrix:
+    """Return the transfer gains at λ = 1 of every auxiliary on every target.
+
+    Args:
+        recipes_of: `{target: recipes}`.
+        maker: `equal_weights`, or `forkmerge` for the second of the paper's two matrices.
+        label: Its name.
+        seeds: Paired seeds.
+        steps: Training steps.
+        split: "validation" or "test".
+        workers: Processes.
+    """
+    numbers = tuple(seeds)
+    gains: dict[tuple[str, str], Gain] = {}
+    for target, recipes in recipes_of.items():
+        curves = measure_transfer(
+            recipes,
+            weights=(1.0,),
+            seeds=numbers,
+            maker=maker,
+            label=label,
+            steps=steps,
+            split=split,
+            workers=workers,
+        )
+        gains.update({(auxiliary, target): curve.points[0] for auxiliary, curve in curves.items()})
+    rows = list(dict.fromkeys([*(auxiliary for auxiliary, _ in gains), *recipes_of]))
+    return transfer_matrix(gains, algorithm=label, auxiliaries=rows, targets=list(recipes_of), split=split)

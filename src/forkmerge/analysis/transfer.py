@@ -1,0 +1,156 @@
+"""Transfer gain from scores: TG(λ, A), its verdict, and the matrix of auxiliaries and targets."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
+from forkmerge.analysis.results import Gain, TransferCurve, TransferMatrix, Verdict
+from forkmerge.errors import ProblemError
+from forkmerge.scoring import Criterion
+from forkmerge.statistics import CONFIDENCE, compare_paired
+
+WEIGHTS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
+"""The λ > 0 of the paper's analysis."""
+
+Scores = Mapping[int, float]
+"""One score by seed."""
+
+
+def transfer_gain(
+    scores: Scores, baseline: Scores, weight: float, confidence: float = CONFIDENCE, seeds: Sequence[int] | None = None
+) -> Gain:
+    """Return TG(λ) = P(θ_A(λ)) − P(θ_STL) over the seeds that both have.
+
+    Args:
+        scores: With the auxiliary, by seed.
+        baseline: Of single-task training, by seed.
+        weight: λ.
+        confidence: Of the interval, Student's t for paired differences.
+        seeds: Which seeds, and in which order; all shared ones where None.
+
+    References:
+        ForkMerge, Definition 3.1.
+    """
+    shared = [seed for seed in (scores if seeds is None else seeds) if seed in scores and seed in baseline]
+    paired = compare_paired({s: scores[s] for s in shared}, {s: baseline[s] for s in shared}, confidence)
+    if paired is None:
+        raise ProblemError(f"no seed has a score with and without the auxiliary at λ = {weight:g}.")
+    gains = tuple(scores[seed] - baseline[seed] for seed in shared)
+    return Gain(float(weight), gains, paired.mean, paired.low, paired.high)
+
+
+def transfer_curve(
+    scores: Mapping[float, Scores],
+    baseline: Scores,
+    *,
+    target: str,
+    auxiliary: str,
+    algorithm: str = "equal weights",
+    split: str = "validation",
+    confidence: float = CONFIDENCE,
+) -> TransferCurve:
+    """Return TG(λ) over a grid of λ > 0, with the verdict.
+
+    Args:
+        scores: `{λ: {seed: score}}`.
+        baseline: Scores of single-task training, by seed.
+        target: The target.
+        auxiliary: The auxiliary.
+        algorithm: A, as tables call it.
+        split: What scores were measured on.
+        confidence: Of the intervals.
+    """
+    if not scores or any(not weight > 0 for weight in scores):
+        raise ProblemError(f"a transfer curve needs weights λ > 0, got {sorted(scores)}.")
+    points = tuple(transfer_gain(scores[weight], baseline, weight, confidence) for weight in sorted(scores))
+    seeds = tuple(baseline)
+    return TransferCurve(
+        target=target,
+        auxiliary=auxiliary,
+        algorithm=algorithm,
+        seeds=seeds,
+        split=split,
+        baseline=tuple(baseline[seed] for seed in seeds),
+        points=points,
+        verdict=judge(points, confidence),
+        confidence=confidence,
+    )
+
+
+def judge(points: Sequence[Gain], confidence: float = CONFIDENCE) -> Verdict:
+    """Return which kind of transfer the gains show.
+
+    - strong negative: the whole interval is below 0 at *every* λ (max over λ > 0 of TG < 0);
+    - weak negative: at *some* λ, but not at every one;
+    - positive: at no λ, and above 0 at some;
+    - otherwise there is not enough evidence.
+
+    "At every λ" needs no correction. "At some λ" is asked of several intervals at once, so there each has the
+    confidence 1 − (1 − c)/n (Bonferroni); but λ = 1, the weight people take without thinking, is asked by itself.
+
+    References:
+        ForkMerge, Definitions 3.2 and 3.3.
+    """
+    if all(point.high is not None and point.high < 0 for point in points):
+        return "strong negative"
+    strict = 1 - (1 - confidence) / len(points)
+    intervals = [_interval(point, confidence if point.weight == 1 else strict) for point in points]
+    if any(high < 0 for _, high in intervals):
+        return "weak negative"
+    if any(low > 0 for low, _ in intervals):
+        return "positive"
+    return "not enough evidence"
+
+
+def _interval(gain: Gain, confidence: float) -> tuple[float, float]:
+    values = dict(enumerate(gain.gains))
+    paired = compare_paired(values, dict.fromkeys(values, 0.0), confidence)
+    if paired is None or paired.low is None or paired.high is None:
+        return -math.inf, math.inf
+    return paired.low, paired.high
+
+
+def scores_of(
+    metrics: Mapping[int, Mapping[str, float]],
+    baseline: Mapping[int, Mapping[str, float]],
+    directions: Mapping[str, int],
+) -> dict[int, float]:
+    """Return scores by seed from metrics by seed; higher is better.
+
+    One metric is its own score; several are the mean signed relative change against single-task training's means, as
+    in a run's own score.
+
+    Args:
+        metrics: `{seed: {metric: value}}`.
+        baseline: The same of single-task training.
+        directions: +1 where higher is better, −1 elsewhere.
+    """
+    criterion = Criterion(directions)
+    if criterion.needs_reference:
+        criterion = criterion.with_reference(
+            {name: fmean(values[name] for values in baseline.values()) for name in directions}
+        )
+    return {seed: criterion.score(values) for seed, values in metrics.items()}
+
+
+def transfer_matrix(
+    gains: Mapping[tuple[str, str], Gain],
+    *,
+    algorithm: str,
+    auxiliaries: Sequence[str],
+    targets: Sequence[str],
+    split: str = "validation",
+) -> TransferMatrix:
+    """Return the matrix of gains: auxiliaries are rows, targets columns.
+
+    Args:
+        gains: `{(auxiliary, target): gain}`.
+        algorithm: How tasks were trained together.
+        auxiliaries: Names of the rows.
+        targets: Names of the columns.
+        split: What scores were measured on.
+    """
+    cells = tuple(tuple(gains.get((row, column)) for column in targets) for row in auxiliaries)
+    return TransferMatrix(algorithm, tuple(auxiliaries), tuple(targets), cells, split)
