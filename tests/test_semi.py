@@ -16,7 +16,7 @@ import forkmerge as fm
 from forkmerge.datasets import augment, semi
 from forkmerge.datasets._classify import CropAndFlip
 from forkmerge.datasets.semi import Images, SemiSplits
-from forkmerge.datasets.unlabelled import BASELINES, TASKS, UnlabelledLosses
+from forkmerge.datasets.unlabelled import BASELINES, TASKS, USUAL_SCALES, UnlabelledLosses
 from forkmerge.models import Classifier, WithTeacher
 from forkmerge.problem import Context
 
@@ -269,3 +269,46 @@ def test_a_hole_is_a_square_of_zeros_cut_off_at_the_edges() -> None:
         sizes.add((rows, columns))
     assert max(sizes) == (4, 4)
     assert len(sizes) > 1
+
+
+class TestRecipe:
+    def recipe(self, **changed: Any) -> fm.Recipe:
+        arguments = {"network": "small", "steps": 40, "batch_size": 4, "seed": 1, **changed}
+        return semi.semi_supervised_recipe(splits(), **arguments)
+
+    def test_the_defaults_are_the_papers(self) -> None:
+        recipe = semi.semi_supervised_recipe(splits())
+        assert (recipe.steps, recipe.algorithm.interval) == (200_000, 10_000)
+        assert recipe.problem.tasks == ("class", "rotation", "exemplar")
+        model = recipe.model()
+        assert isinstance(model, WithTeacher)
+        assert model.decay == 0.95
+        optimizer = recipe.optimizer(model)
+        scheduler = recipe.options["scheduler"](optimizer)
+        assert (optimizer.defaults["lr"], dict(scheduler.milestones), scheduler.gamma) == (0.005, {160_000: 1}, 0.2)
+        assert sum(p.numel() for p in model.parameters()) == pytest.approx(1.46e6, rel=0.01)
+
+    def test_schedule_and_merges_follow_the_steps(self) -> None:
+        recipe = self.recipe()
+        assert (recipe.algorithm.interval, recipe.options["scheduler"].options["milestones"]) == (2, [32])
+        assert {stream.batch_size for stream in recipe.problem.stream_map.values()} == {4}
+
+    def test_equal_task_weights_are_the_usual_ones(self, images: Tensor) -> None:
+        net = model().eval()
+        net.evaluate = False
+        assert USUAL_SCALES == {"rotation": 0.5, "exemplar": 0.5, **BASELINES}
+        for task in ("rotation", "mean_teacher"):
+            nn.init.normal_(net.teacher.get_submodule("heads.class").weight)
+            scaled = losses_of(task, net, images, scales=USUAL_SCALES)
+            torch.testing.assert_close(scaled, USUAL_SCALES[task] * losses_of(task, net, images))
+
+    @pytest.mark.parametrize("auxiliaries", [["pi"], ["mean_teacher"], ["vat"], ["pseudo_label"], semi.S4L])
+    def test_it_trains_with_every_kind_of_auxiliary(self, auxiliaries: Any) -> None:
+        recipe = self.recipe(auxiliaries=auxiliaries, steps=2)
+        run = recipe.fit()
+        assert len(run.rounds) == 2
+        assert set(run.model.student.heads) == {"class", *({"rotation"} & set(auxiliaries))}
+
+    def test_an_unknown_network_is_refused(self) -> None:
+        with pytest.raises(fm.ProblemError, match="wrn-28-2"):
+            self.recipe(network="wrn-28-10")

@@ -37,7 +37,9 @@ COUNTS = {
 # The table is rounded, and FR's click rate in it is 3% off its own clicks and impressions.
 TOLERANCE = 0.05
 SOURCE = "Tianchi (AliExpress Searching System), or in this form from the Multitask-Recommendation-Library"
-BATCH = 2048
+BATCH, EPOCHS = 2048, 50
+# An epoch shows each country's training rows once, on average: tasks of all countries share a step.
+STEPS = EPOCHS * (sum(rows for rows, *_ in COUNTS.values()) * 90 // 100 // (len(COUNTS) * BATCH))
 
 
 def tasks_of(country: str) -> tuple[str, str]:
@@ -49,7 +51,7 @@ def recipe(
     target: str = "ES_CTR",
     countries: Sequence[str] = tuple(COUNTS),
     network: Literal["esmm", "mmoe"] = "esmm",
-    steps: int = 100_000,
+    steps: int = STEPS,
     seed: int = 0,
     root: str | None = None,
     cache: str | None = None,
@@ -61,7 +63,7 @@ def recipe(
         target: A task such as ES_CTR.
         countries: Whose data is read.
         network: ESMM's shared embedding with towers, or MMoE.
-        steps: Training steps; the paper trains for 50 epochs.
+        steps: Training steps; by default the paper's 50 epochs.
         seed: Draws the first weights and the order of the data.
         root: The folder; by default the one that FORKMERGE_DATA names.
         cache: Where converted columns are kept.

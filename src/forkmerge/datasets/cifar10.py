@@ -8,9 +8,7 @@ first.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
@@ -18,23 +16,23 @@ from torch import Tensor
 
 import forkmerge as fm
 from forkmerge.datasets import semi
-from forkmerge.datasets._classify import CropAndFlip, small_classifier
+from forkmerge.datasets._classify import CropAndFlip
 from forkmerge.datasets._files import Array, Pack, Root, check_count, data_folder, find, missing, require
 from forkmerge.datasets._packs import decode_pack
 from forkmerge.datasets._pickles import read_arrays, read_tensors
 from forkmerge.datasets.semi import Images, SemiSplits
-from forkmerge.models import Classifier, WideResNet
 
 CLASSES, SIDE = 10, 32
 LABELS, VALIDATION, TRAINING, TEST = 4000, 5000, 50_000, 10_000
 SOURCE = "the CIFAR-10 page of the University of Toronto (binary version)"
 PREPARATION = CropAndFlip(mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616))
+RADIUS = 6.0  # ε of VAT, for images of this preparation
 _BATCHES = [f"data_batch_{number}" for number in range(1, 6)]
 _ROW = 1 + 3 * SIDE * SIDE  # a class and three planes of a colour each
 
 
 def recipe(
-    network: Literal["small", "wrn-28-2"] = "small",
+    network: semi.Network = "small",
     steps: int = 2000,
     seed: int = 0,
     labels: int | None = LABELS,
@@ -54,7 +52,37 @@ def recipe(
         cache: Where decoded images are kept.
     """
     data = splits(root, labels=labels, validation=validation, seed=seed, cache=cache)
-    return supervised_recipe(data, network, steps, seed)
+    return semi.supervised_recipe(data, network, steps, seed)
+
+
+def semi_supervised(
+    auxiliaries: Sequence[str] = semi.S4L,
+    network: semi.Network = "wrn-28-2",
+    steps: int = semi.STEPS,
+    batch_size: int = semi.BATCH,
+    seed: int = 0,
+    labels: int = LABELS,
+    validation: int = VALIDATION,
+    root: str | None = None,
+    cache: str | None = None,
+    check_counts: bool = True,
+) -> fm.Recipe:
+    """Return the paper's semi-supervised setting, see `semi.semi_supervised_recipe`.
+
+    Args:
+        auxiliaries: What is learnt from the images without labels: tasks of `datasets.unlabelled`.
+        network: The paper's, or a small convolutional network for two cores.
+        steps: Training steps.
+        batch_size: Images per step and task.
+        seed: Draws the split, the network's first weights, the order of the data and the augmentations.
+        labels: How many images have one.
+        validation: Images to validate on.
+        root: The folder; by default the one that FORKMERGE_DATA names.
+        cache: Where decoded images are kept.
+        check_counts: Whether there must be as many images as in the paper.
+    """
+    data = splits(root, labels=labels, validation=validation, seed=seed, check_counts=check_counts, cache=cache)
+    return semi.semi_supervised_recipe(data, auxiliaries, network, steps, batch_size, seed, radius=RADIUS)
 
 
 def splits(
@@ -81,28 +109,6 @@ def splits(
         check_count("CIFAR-10's training images", len(data.images), TRAINING)
         check_count("CIFAR-10's test images", len(data.test_images), TEST)
     return semi.split(data, labels, validation, seed, CLASSES, PREPARATION)
-
-
-def supervised_recipe(data: SemiSplits, network: str, steps: int, seed: int) -> fm.Recipe:
-    """Return supervised training on few labels with a network of a name."""
-    if network not in ("small", "wrn-28-2"):
-        raise fm.ProblemError(f"network must be 'small' or 'wrn-28-2', got {network!r}.")
-    classes = {semi.TASK: data.classes}
-    make = partial(small_classifier if network == "small" else wide_classifier, classes)
-    rate = 1e-3 if network == "small" else 5e-3
-    return fm.Recipe(
-        data.supervised(),
-        model=make,
-        optimizer=fm.OptimizerOf("Adam", lr=rate),
-        steps=steps,
-        algorithm=fm.SingleTask(),
-        options={"seed": seed},
-    )
-
-
-def wide_classifier(classes: dict[str, int]) -> Classifier:
-    """Return WRN-28-2 with a head per task."""
-    return Classifier(WideResNet(28, 2), classes)
 
 
 def load(root: Root = None, *, cache: Root = None) -> Images:

@@ -43,6 +43,7 @@ def recipe(
     target: str = "clipart",
     network: Literal["resnet-18", "resnet-101", "vit-base"] = "resnet-101",
     weights: str | None = None,
+    batch_size: int = BATCH,
     steps: int = 50_000,
     seed: int = 0,
     root: str | None = None,
@@ -55,6 +56,7 @@ def recipe(
         target: A domain.
         network: The encoder; every domain has a linear head of its own.
         weights: A file of published ImageNet weights of it, which the paper starts from.
+        batch_size: Images per step.
         steps: Training steps.
         seed: Draws the first weights, the order of the data and the augmentations.
         root: The folder; by default the one that FORKMERGE_DATA names.
@@ -64,7 +66,7 @@ def recipe(
     is_vit = network == "vit-base"
     lr = {"encoder.": 0.1}  # pre-trained layers learn slower than new heads
     return fm.Recipe(
-        problem(target, root, cache=cache, check_counts=check_counts),
+        problem(target, root, batch_size=batch_size, cache=cache, check_counts=check_counts),
         model=partial(make_network, network, weights),
         optimizer=fm.OptimizerOf("AdamW", group_lr=lr, lr=1e-3, weight_decay=0.05)
         if is_vit

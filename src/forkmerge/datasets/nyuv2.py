@@ -33,7 +33,8 @@ def recipe(
     target: str = "segmentation",
     network: Literal["deeplab", "mtan"] = "deeplab",
     weights: str | None = None,
-    steps: int = EPOCHS * (TRAINING // BATCH),
+    batch_size: int = BATCH,
+    steps: int | None = None,
     seed: int = 0,
     root: str | None = None,
     check_counts: bool = True,
@@ -44,13 +45,16 @@ def recipe(
         target: segmentation, depth or normal.
         network: DeepLab heads on the encoder, or MTAN.
         weights: A file of published ImageNet weights of ResNet-50, which the paper starts from.
-        steps: Training steps.
+        batch_size: Images per step.
+        steps: Training steps; by default the paper's 200 epochs.
         seed: Draws the first weights, the order of the data and the augmentations.
         root: The folder; by default the one that FORKMERGE_DATA names.
         check_counts: Whether there must be as many images as in the paper.
     """
+    if steps is None:
+        steps = EPOCHS * max(1, TRAINING // batch_size)
     return fm.Recipe(
-        problem(target, root, check_counts=check_counts),
+        problem(target, root, batch_size=batch_size, check_counts=check_counts),
         model=partial(make_network, network, weights),
         optimizer=fm.OptimizerOf("Adam", lr=1e-4, weight_decay=1e-5),
         steps=steps,

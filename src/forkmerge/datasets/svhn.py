@@ -6,8 +6,8 @@ Read from the cropped digits in MATLAB's format (`train_32x32.mat`, `test_32x32.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
@@ -18,18 +18,19 @@ from forkmerge.datasets import semi
 from forkmerge.datasets._classify import CropAndFlip
 from forkmerge.datasets._files import Root, check_count, data_folder, find, missing, require
 from forkmerge.datasets._mat import read_mat
-from forkmerge.datasets.cifar10 import images_of_pack, images_of_tensors, supervised_recipe
+from forkmerge.datasets.cifar10 import images_of_pack, images_of_tensors
 from forkmerge.datasets.semi import Images, SemiSplits
 
 CLASSES, SIDE = 10, 32
 LABELS, VALIDATION, TRAINING, TEST = 1000, 7326, 73_257, 26_032
 SOURCE = "the page of the Street View House Numbers at Stanford (format 2, cropped digits)"
 PREPARATION = CropAndFlip(mean=0.5, std=0.5, padding=2, flip=False)  # a mirrored digit is another sign
+RADIUS = 1.0  # ε of VAT, for images of this preparation
 _FILES = ["train_32x32.mat", "test_32x32.mat"]
 
 
 def recipe(
-    network: Literal["small", "wrn-28-2"] = "small",
+    network: semi.Network = "small",
     steps: int = 2000,
     seed: int = 0,
     labels: int | None = LABELS,
@@ -39,7 +40,24 @@ def recipe(
 ) -> fm.Recipe:
     """Return supervised training on the labelled images alone (see `cifar10.recipe`)."""
     data = splits(root, labels=labels, validation=validation, seed=seed, cache=cache)
-    return supervised_recipe(data, network, steps, seed)
+    return semi.supervised_recipe(data, network, steps, seed)
+
+
+def semi_supervised(
+    auxiliaries: Sequence[str] = semi.S4L,
+    network: semi.Network = "wrn-28-2",
+    steps: int = semi.STEPS,
+    batch_size: int = semi.BATCH,
+    seed: int = 0,
+    labels: int = LABELS,
+    validation: int = VALIDATION,
+    root: str | None = None,
+    cache: str | None = None,
+    check_counts: bool = True,
+) -> fm.Recipe:
+    """Return the paper's semi-supervised setting (see `cifar10.semi_supervised`)."""
+    data = splits(root, labels=labels, validation=validation, seed=seed, check_counts=check_counts, cache=cache)
+    return semi.semi_supervised_recipe(data, auxiliaries, network, steps, batch_size, seed, radius=RADIUS)
 
 
 def splits(

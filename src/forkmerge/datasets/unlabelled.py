@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -31,6 +31,8 @@ ANGLES = 4
 _SMALL = 1e-6  # ξ of VAT: where the divergence is still quadratic
 BASELINES: Mapping[str, float] = {"pi": 20.0, "mean_teacher": 8.0, "vat": 0.3, "pseudo_label": 1.0}
 """The weights of Oliver et al., NeurIPS 2018, Appendix B; consistency is ramped up to them."""
+USUAL_SCALES: Mapping[str, float] = {"rotation": 0.5, "exemplar": 0.5, **BASELINES}
+"""The usual weight of every task beside the labels' loss; those of S4L's tasks are ARML's."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class UnlabelledLosses:
         radius: ε of VAT: 6 for CIFAR-10 and 1 for SVHN.
         noise: Standard deviation of the noise on exemplars.
         hole: Side of the square cut out of an exemplar, over the image's.
+        scales: Factors of tasks' losses, 1 where not given: with `USUAL_SCALES`, equal task weights are the usual ones.
     """
 
     preparation: Preparation
@@ -52,6 +55,7 @@ class UnlabelledLosses:
     radius: float = 6.0
     noise: float = 0.15
     hole: float = 0.5
+    scales: Mapping[str, float] = field(default_factory=dict)
 
     def __call__(self, model: nn.Module, batch: Any, tasks: Sequence[str], context: Context) -> dict[str, Tensor]:
         """Return the losses of the tasks asked for."""
@@ -60,8 +64,8 @@ class UnlabelledLosses:
         for task in tasks:
             if task not in _TASKS:
                 raise ProblemError(unknown_name("task without labels", task, _TASKS))
-            loss = _TASKS[task](self, model, images, context.generator)
-            losses[task] = loss * self._ramp(context.step) if task in BASELINES else loss
+            ramp = self._ramp(context.step) if task in BASELINES else 1.0
+            losses[task] = self.scales.get(task, 1.0) * ramp * _TASKS[task](self, model, images, context.generator)
         return losses
 
     def views(self, images: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
