@@ -165,3 +165,55 @@ def test_stopped_in_a_run_it_goes_on_from_the_checkpoint(tmp_path):
     found = run("compare", PROBLEM, *options)
     whole = run("compare", PROBLEM, *options[:-1], tmp_path / "whole")
     assert numbers(json.loads(found.stdout)) == numbers(json.loads(whole.stdout))
+
+
+TABLE = """
+recipe = "compare_problem:recipe"
+steps = 4
+
+[compare]
+methods = ["ew[lr=0.01]", "ew[lr=0.3], forkmerge"]
+targets = ["tgt", "aux"]
+seeds = 2
+tune = {interval = [1, 2]}
+workers = 1
+"""
+
+
+def test_a_file_says_what_is_compared_and_options_override_it(tmp_path):
+    file, out = tmp_path / "small.toml", tmp_path / "out"
+    file.write_text(TABLE)
+    found = json.loads(run("compare", file, "--out", out, "--json").stdout)
+    assert [method["label"] for method in found["plan"]["methods"]] == ["STL", "EW[lr=0.01]", "EW[lr=0.3]", "ForkMerge"]
+    assert "compare" not in found["plan"]["settings"]
+    plan = {key: found["plan"][key] for key in ("targets", "seeds", "tune")}
+    assert plan == {"targets": ["tgt", "aux"], "seeds": [0, 1], "tune": {"interval": [1, 2]}}
+    first, second = (standing["change"]["mean"] for standing in found["overall"][1:3])
+    assert first != second, "the learning rates of the words were not used"
+    assert json.loads(run("compare", file, "--out", out, "--seeds", 1, "--json").stdout)["overall"] == found["overall"]
+    less = run(
+        "compare", file, "--out", tmp_path / "b", "--methods", "stl", "--targets", "aux", "--tune", "lr=1", "--json"
+    )
+    assert [json.loads(less.stdout)["plan"][key] for key in ("targets", "tune")] == [["aux"], {"lr": [1]}]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("method = 'stl'", r"\[compare\]: unknown key 'method'. Did you mean 'methods'"),
+        ("methods = 5", r"\[compare\] methods must be a string or a list of strings, got 5"),
+        ("seeds = 0", "at least one seed"),
+        ("tune = {lr = 0.1}", "--tune lr has no values"),
+        ("tune_seeds = 7", "tune_seeds must be from 1 to the number of seeds, 5, got 7"),
+        ("equal_labels = 'yes'", "equal_labels must be true or false"),
+        ("workers = true", "workers must be a positive integer"),
+    ],
+)
+def test_what_a_table_cannot_say_is_refused(line, message, tmp_path):
+    file = tmp_path / "small.toml"
+    file.write_text(f'recipe = "{PROBLEM}"\n[compare]\n{line}\n')
+    with pytest.raises(fm.ConfigError, match=message):
+        run("compare", file, "--out", tmp_path / "out")
+    if "unknown key" in message:
+        with pytest.raises(fm.ConfigError, match=message):
+            fm.load_recipe(file)

@@ -8,7 +8,9 @@ import pytest
 
 import forkmerge as fm
 from compare_problem import recipe
-from forkmerge.contenders import contender_from, contenders_from, with_setting
+from forkmerge.contenders import contender_from, contenders_from, takes, with_setting
+from forkmerge.experiment import plan_comparison
+from forkmerge.words import show_options, split_options, split_words
 
 
 def test_the_recipes_own_options_are_what_methods_have_in_common():
@@ -60,3 +62,56 @@ def test_options_of_methods_inside_can_be_set():
     assert with_setting(made, {"c": 0.1}).algorithm.method.c == 0.1
     with pytest.raises(fm.ConfigError, match="has no option 'd'"):
         with_setting(made, {"d": 0.1})
+
+
+def test_words_with_options_set_them_and_are_rows_of_their_own():
+    found = contenders_from("forkmerge[interval=2],forkmerge[ interval = 3 , prune_to=1 ],EW[lr=0.003],cagrad[c=0.1]")
+    assert [method.word for method in found] == [
+        "forkmerge[interval=2]",
+        "forkmerge[interval=3,prune_to=1]",
+        "ew[lr=0.003]",
+        "cagrad[c=0.1]",
+    ]
+    assert found[1].label == "ForkMerge[interval=3,prune_to=1]"
+    prepared = [method.prepare(recipe(), refit=False) for method in found]
+    assert [made.algorithm.interval for made in prepared[:2]] == [2, 3]
+    assert prepared[1].algorithm.prune_to == 1
+    assert prepared[2].optimizer.lr == 0.003
+    assert prepared[3].algorithm.method.c == 0.1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mixtures": {"name": "nested_top_k", "probe_steps": 2, "sizes": [1, 2]}},
+        {"task_weights": {"tgt": 1, "with space": 0.5}, "select": "best"},
+        {"text": "a, b] '", "word": "true", "none": None, "yes": True},
+    ],
+)
+def test_options_are_read_back_from_the_word_that_shows_them(options):
+    assert split_options("ew" + show_options(options)) == ("ew", options)
+    assert split_words(f"stl,ew{show_options(options)},uw") == ["stl", f"ew{show_options(options)}", "uw"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("forkmerge[intervall=2]", r"ForkMerge has no option 'intervall': unknown option .* Did you mean 'interval'"),
+        ("forkmerge[interval=fast]", "interval must be a positive integer, got 'fast'"),
+        ("ew[lr=-1]", r"ew\[lr=-1\]: learning rates are positive numbers"),
+        ("posttrain[pretrain_steps=100]", "pretrain_steps must leave both parts"),
+        ("ew[task_weights=5]", r"ew\[task_weights=5\] has an option that cannot be"),
+        ("forkmerge[interval]", "write WORD"),
+        ("forkmerge[interval=2", "no closing ]"),
+        ("forkmerge[interval=2,interval=3]", "write WORD"),
+        ("forkmerg[interval=2]", "Did you mean 'forkmerge'"),
+    ],
+)
+def test_bad_options_are_refused_when_the_comparison_is_planned(text, message):
+    with pytest.raises(fm.ForkMergeError, match=message):
+        plan_comparison("compare_problem:recipe", methods=text)
+
+
+def test_what_a_word_fixes_is_not_tuned():
+    fixed, free = contenders_from("ew[lr=0.003],ew")
+    assert (takes(fixed, recipe(), "lr"), takes(free, recipe(), "lr")) == (False, True)

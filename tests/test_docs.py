@@ -39,10 +39,13 @@ def test_python_snippets_of_a_page_run_in_order(page, monkeypatch, tmp_path, cap
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_toml_snippets_of_a_page_have_known_keys_only(page):
+    from forkmerge.compare_options import options_from
+    from forkmerge.contenders import contenders_from
     from forkmerge.recipe import _KEYS, _TRAINING, tomllib
 
     for block in blocks(page, "toml"):
         settings = tomllib.loads(block)
+        contenders_from(",".join(options_from(settings.pop("compare", {})).methods))
         assert set(settings) <= set(_KEYS)
         assert set(settings.get("training", {})) <= set(_TRAINING)
         forkmerge.recipe.algorithm_from(settings["algorithm"], forkmerge.ForkMerge())

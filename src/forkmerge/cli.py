@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import shlex
 import sys
 from dataclasses import asdict, replace
@@ -25,13 +24,7 @@ from forkmerge.recipe import Recipe, load_recipe, recipe_from
 from forkmerge.sealed import measure_test
 from forkmerge.session import interruptible, print_json, readable_warnings, stderr, stdout, stdout_for_json
 from forkmerge.views import runs_table, show_plan, show_run, show_story
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-_BARE_WORD = re.compile(r"[A-Za-z_][\w.:/-]*")
+from forkmerge.words import option_from
 
 
 class _Commands(TyperGroup):
@@ -197,20 +190,8 @@ def overrides_from(given: dict[str, Any], assignments: list[str]) -> dict[str, A
         place = overrides
         for table in tables:
             place[table] = place = dict(place[table]) if isinstance(place.get(table), dict) else {}
-        place[last] = _toml_value(key, text.strip())
+        place[last] = option_from(f"--set {key}", text.strip())
     return overrides
-
-
-def _toml_value(key: str, text: str) -> Any:
-    try:
-        parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
-        parsed = {}
-    if parsed.keys() == {"value"}:
-        return parsed["value"]
-    if _BARE_WORD.fullmatch(text):
-        return text  # a shell takes the quotes away that TOML wants around a word
-    raise ConfigError(f"--set {key}: {text!r} is not a TOML value such as 200, 0.5, true, [1, 2] or a word.")
 
 
 def _free_folder(problem: str, recipe: Recipe) -> Path:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from forkmerge.compare_options import options_from
 from forkmerge.comparison_tables import tables_from, write_tables
 from forkmerge.console import say
 from forkmerge.contenders import ABOUT
@@ -19,6 +20,7 @@ from forkmerge.experiment import plan_comparison, run_comparison
 from forkmerge.methods import method_from, methods_table
 from forkmerge.outcomes import read_plan
 from forkmerge.pace import watching_runs
+from forkmerge.recipe import read_settings
 from forkmerge.session import (
     interruptible,
     print_json,
@@ -28,6 +30,7 @@ from forkmerge.session import (
     stdout_for_json,
 )
 from forkmerge.tables import Cell, Column, Table, to_markdown, to_rich
+from forkmerge.words import option_from, split_words
 
 _BRIEF = ("uses", "target", "passes", "memory")
 _FACTS = ("uses", "state", "passes", "memory", "target", "heads", "paper")
@@ -48,13 +51,18 @@ def compare(
         ),
     ],
     methods: Annotated[
-        str, typer.Option(help="Words of `forkmerge methods`, comma-separated; paper: the paper's sixteen; all.")
-    ] = "paper",
+        str | None,
+        typer.Option(
+            metavar="WORD[KEY=VALUE,…],…",
+            help="Words of `forkmerge methods`, comma-separated, with options; paper: the paper's sixteen; all.  "
+            "[default: paper]",
+        ),
+    ] = None,
     targets: Annotated[
         str | None, typer.Option(help="Target tasks, comma-separated, or all.  [default: the recipe's own]")
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Repetitions: seeds 0, 1, ….")] = 5,
-    workers: Annotated[int, typer.Option(min=1, help="Processes, of one thread each.")] = 2,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Repetitions: seeds 0, 1, ….  [default: 5]")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes, of one thread each.  [default: 2]")] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder of the comparison; one that exists is continued.  [default: in runs/]")
     ] = None,
@@ -64,13 +72,21 @@ def compare(
             metavar="KEY=V1,V2,…", help="Choose on validation, per method: lr, interval or a method's option."
         ),
     ] = None,
-    tune_seeds: Annotated[int, typer.Option(min=1, help="Seeds that the choice is made with.")] = 1,
+    tune_seeds: Annotated[
+        int | None, typer.Option(min=1, help="Seeds that the choice is made with.  [default: 1]")
+    ] = None,
     equal_labels: Annotated[
-        bool, typer.Option("--equal-labels", help="In the end, train all methods on training and validation data.")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--equal-labels/--no-equal-labels", help="In the end, train all methods on training and validation data."
+        ),
+    ] = None,
     equal_compute: Annotated[
-        bool, typer.Option("--equal-compute", help="Add what the compute of ForkMerge would have bought otherwise.")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--equal-compute/--no-equal-compute", help="Add what the compute of ForkMerge would have bought otherwise."
+        ),
+    ] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of a recipe file, e.g. steps=500.")
     ] = None,
@@ -78,6 +94,7 @@ def compare(
 ) -> None:
     """Compare methods over targets and seeds: Δ_m, intervals, costs.
 
+    A [compare] table in PROBLEM.toml gives these options other defaults.
     Run it again to continue what was interrupted, to try again what failed, or to add methods, targets and seeds.
     """
     from forkmerge.cli import overrides_from  # it imports this module
@@ -92,15 +109,16 @@ def compare(
             )
         _finish(Path(problem), as_json)
         return
-    console = stderr()
+    console, overrides = stderr(), overrides_from({}, settings or [])
     with stdout_for_json(as_json):
+        workers = options_from(read_settings(problem, overrides)[0].get("compare", {}), workers=workers).workers
         comparison = plan_comparison(
             problem,
             methods=methods,
             targets=targets,
             seeds=seeds,
-            settings=overrides_from({}, settings or []),
-            tune=tune_from(tune or []),
+            settings=overrides,
+            tune=tune_from(tune or []) or None,
             tune_seeds=tune_seeds,
             equal_labels=equal_labels,
             equal_compute=equal_compute,
@@ -136,6 +154,7 @@ def methods(
         f"`{command('methods NAME')}` says more of one: state, heads, options, paper.",
         "Case, - and _ do not matter.",
         "WORD+METHOD uses a method inside forkmerge, forkmerge-aux, posttrain or grid: forkmerge+pcgrad.",
+        "WORD[key=value,…] sets options of a method, its algorithm or lr: forkmerge[interval=500], ew[lr=0.003].",
         "torchjd:NAME is any scalarizer, weighting or aggregator of TorchJD: torchjd:UPGrad.",
     )
     combined = Table("methods that combine the tasks of a step", tuple(names), tuple(facts), notes)
@@ -156,24 +175,13 @@ def tune_from(assignments: Sequence[str]) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {}
     for assignment in assignments:
         key, equals, text = (part.strip() for part in assignment.partition("="))
-        values = [_value(part.strip()) for part in text.split(",") if part.strip()]
+        values = [option_from(f"--tune {key}", part) for part in split_words(text)]
         if not equals or not key or not values:
             raise ConfigError(f"--tune {assignment}: write key=v1,v2,…, e.g. --tune lr=0.003,0.01,0.03.")
         if key == "lr" and not all(isinstance(v, int | float) and not isinstance(v, bool) and v > 0 for v in values):
             raise ConfigError(f"--tune {assignment}: learning rates are positive numbers.")
         found[key] = list(dict.fromkeys(values))
     return found
-
-
-def _value(text: str) -> Any:
-    if text in ("true", "false"):
-        return text == "true"
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
 
 
 def _stem(problem: str) -> str:

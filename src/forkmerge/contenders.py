@@ -16,6 +16,7 @@ from forkmerge.mixtures import Mixed, Mixtures, PerAuxiliary
 from forkmerge.problem import Problem
 from forkmerge.recipe import Recipe
 from forkmerge.searches import Fixed, Search
+from forkmerge.words import show_options, split_options, split_words
 
 BASELINE = "stl"
 PAPER = (
@@ -65,6 +66,7 @@ class Contender:
         base: The kind of whole run.
         method: How tasks are combined inside it, by name.
         count: The number of runs, where there are several.
+        options: Options of its algorithm, its method or the optimizer (`lr`), as in `with_setting`.
     """
 
     word: str
@@ -72,9 +74,10 @@ class Contender:
     base: str
     method: str | None = None
     count: int = 1
+    options: tuple[tuple[str, Any], ...] = ()
 
-    def algorithm(self, recipe: Recipe, *, refit: bool) -> Algorithm:
-        """Return the algorithm for a recipe, whose own algorithm gives the options that all have in common.
+    def prepare(self, recipe: Recipe, *, refit: bool) -> Recipe:
+        """Return the recipe with this method, whose options the recipe's own algorithm gives as far as all share them.
 
         Those are the steps between validations and which model is returned; ForkMerge takes all its options from
         the recipe's, if that is ForkMerge, but for branches, search, method and reference.
@@ -83,6 +86,19 @@ class Contender:
             recipe: The recipe, with its target set.
             refit: Whether to train on training ∪ validation data.
         """
+        prepared = replace(recipe, algorithm=self._algorithm(recipe, refit))
+        try:
+            return with_setting(prepared, dict(self.options))
+        except ForkMergeError as error:
+            raise ConfigError(f"{self.word}: {error}") from None
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{self.word} has an option that cannot be: {error}.") from None
+
+    def algorithm(self, recipe: Recipe, *, refit: bool) -> Algorithm:
+        """Return the algorithm of the prepared recipe."""
+        return self.prepare(recipe, refit=refit).algorithm
+
+    def _algorithm(self, recipe: Recipe, refit: bool) -> Algorithm:
         if self.base == "recipe":
             return replace(recipe.algorithm, refit=refit)  # type: ignore[type-var]  # every algorithm is a dataclass
         own = recipe.algorithm
@@ -132,14 +148,14 @@ CONTENDERS = {word: Contender(word, label, word) for word, label in _LABELS.item
 def contenders_from(text: str) -> list[Contender]:
     """Return the contenders of a comma-separated list of words, each once; `paper` and `all` stand for many.
 
+    A word may have options, `WORD[key=value,…]`: those of its algorithm or method, and `lr`.
+
     Example:
         >>> [contender.label for contender in contenders_from("stl, PC-Grad, forkmerge+pcgrad")]
         ['STL', 'PCGrad', 'ForkMerge + PCGrad']
     """
     found: dict[str, Contender] = {}
-    for word in (part.strip() for part in re.split(r",(?![^(]*\))", text)):  # not inside brackets
-        if not word:
-            continue
+    for word in split_words(text):
         group = {"paper": PAPER, "all": everything()}.get(word.lower(), [word])
         for member in map(contender_from, group):
             found.setdefault(member.word, member)
@@ -155,6 +171,15 @@ def everything() -> list[str]:
 
 def contender_from(word: str) -> Contender:
     """Return the contender that a word names; case, "-" and "_" do not matter in names of methods."""
+    plain, options = split_options(word)
+    found = _without_options(plain)
+    if not options:
+        return found
+    shown = show_options(options)
+    return replace(found, word=found.word + shown, label=found.label + shown, options=tuple(sorted(options.items())))
+
+
+def _without_options(word: str) -> Contender:
     lower = word.lower()
     if lower in CONTENDERS:
         return CONTENDERS[lower]
@@ -220,7 +245,9 @@ def equal_compute_words(chosen: Sequence[Contender], branches: Mapping[str, int]
 
 
 def takes(contender: Contender, recipe: Recipe, key: str) -> bool:
-    """Whether an option means anything to a contender; `interval` is Δt, so ForkMerge's alone."""
+    """Whether an option means anything to a contender and is not fixed; `interval` is Δt, so ForkMerge's alone."""
+    if key in dict(contender.options):
+        return False
     if key == "lr":
         return True
     algorithm = contender.algorithm(recipe, refit=False)
@@ -233,6 +260,8 @@ def with_setting(recipe: Recipe, setting: Mapping[str, Any]) -> Recipe:
     """Return a recipe with options of its optimizer (`lr`), algorithm or method changed."""
     for key, value in setting.items():
         if key == "lr":
+            if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+                raise ConfigError(f"learning rates are positive numbers, got lr={value!r}.")
             recipe = replace(recipe, optimizer=Scaled(recipe.optimizer, lr=value))
         else:
             recipe = replace(recipe, algorithm=_changed(recipe.algorithm, key, value))
@@ -242,10 +271,19 @@ def with_setting(recipe: Recipe, setting: Mapping[str, Any]) -> Recipe:
 def _changed(algorithm: Any, key: str, value: Any) -> Any:
     place = _place(algorithm, key)
     if place is None:
-        raise ConfigError(f"{type(algorithm).__name__} has no option {key!r}.")
+        known = ["lr", *_options(algorithm)]
+        raise ConfigError(f"{type(algorithm).__name__} has no option {key!r}: " + unknown_name("option", key, known))
     if place == "":
         return replace(algorithm, **{key: value})
     return replace(algorithm, **{place: _changed(getattr(algorithm, place), key, value)})
+
+
+def _options(value: Any) -> list[str]:
+    """Return the options of an algorithm, and of the method or algorithm inside it."""
+    if not is_dataclass(value):
+        return []
+    inner = [name for place in ("method", "algorithm") for name in _options(getattr(value, place, None))]
+    return list(dict.fromkeys([*(item.name for item in fields(value)), *inner]))
 
 
 def _place(value: Any, key: str) -> str | None:

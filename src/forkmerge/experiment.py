@@ -22,6 +22,7 @@ from typing import Any
 
 from forkmerge.algorithms._composed import comparable_scores
 from forkmerge.codec import encode, plain
+from forkmerge.compare_options import CompareOptions, options_from
 from forkmerge.contenders import (
     BASELINE,
     CONTENDERS,
@@ -37,7 +38,7 @@ from forkmerge.errors import ConfigError, StoreError, unknown_name
 from forkmerge.outcomes import PLAN, Outcome, read_outcome, read_plan, write_plan
 from forkmerge.pool import Failure, run_calls
 from forkmerge.problem import Problem
-from forkmerge.recipe import Recipe, _find_function, load_recipe
+from forkmerge.recipe import Recipe, _find_function, load_recipe, read_settings
 from forkmerge.store import _take_lock
 from forkmerge.trial import Trial, run_trial, safe_name, workload
 
@@ -87,22 +88,24 @@ class Comparison:
 def plan_comparison(
     reference: str | Path,
     *,
-    methods: str = "paper",
-    targets: str | None = None,
-    seeds: int | Sequence[int] = 5,
+    methods: str | Sequence[str] | None = None,
+    targets: str | Sequence[str] | None = None,
+    seeds: int | Sequence[int] | None = None,
     settings: Mapping[str, Any] | None = None,
     tune: Mapping[str, Sequence[Any]] | None = None,
-    tune_seeds: int = 1,
-    equal_labels: bool = False,
-    equal_compute: bool = False,
+    tune_seeds: int | None = None,
+    equal_labels: bool | None = None,
+    equal_compute: bool | None = None,
 ) -> Comparison:
     """Return what would be compared; everything that can be refused is refused here.
 
+    What is None is taken from the [compare] table of a TOML file, or else from the defaults of `CompareOptions`.
+
     Args:
         reference: PROBLEM.toml or module:function.
-        methods: Words, comma-separated; `paper` for the paper's sixteen, `all` for all of ours. Single-task training
-            is added where it is missing.
-        targets: Target tasks, comma-separated; "all" for all that can be scored; None for the recipe's own.
+        methods: Words, in a list or comma-separated; `paper` for the paper's sixteen, `all` for all of ours; a word may
+            have options, `WORD[key=value,…]`. Single-task training is added where it is missing.
+        targets: Target tasks, in a list or comma-separated; "all" for all that can be scored.
         seeds: How many, or which.
         settings: Keys of the recipe to override.
         tune: See `Comparison`.
@@ -112,48 +115,59 @@ def plan_comparison(
             Post-train B times, with other learning rates and seeds, the best on validation; the average of B
             single-task runs; ForkMerge with uniform coefficients.
     """
+    options = options_from(
+        read_settings(reference, settings)[0].get("compare", {}),
+        methods=methods,
+        targets=targets,
+        seeds=seeds,
+        tune=tune,
+        tune_seeds=tune_seeds,
+        equal_labels=equal_labels,
+        equal_compute=equal_compute,
+    )
     recipe = load_recipe(reference, settings)
     if not recipe.problem.auxiliaries:
         raise ConfigError(f"the problem has one task only, {recipe.problem.target!r}: there is nothing to compare.")
-    chosen = [CONTENDERS[BASELINE], *contenders_from(methods)]
-    if equal_compute:
+    chosen = [CONTENDERS[BASELINE], *contenders_from(",".join(options.methods))]
+    if options.equal_compute:
         branches = {m.word: branch_count(m.algorithm(recipe, refit=False), recipe.problem) for m in chosen}
         chosen += [contender_from(word) for word in equal_compute_words(chosen, branches)]
     unique = tuple({method.word: method for method in chosen}.values())
-    for method in unique:  # options that contradict each other are refused now
-        workload(method.algorithm(recipe, refit=equal_labels), recipe.problem, recipe.steps)
-    numbers = tuple(range(seeds)) if isinstance(seeds, int) else tuple(dict.fromkeys(seeds))
-    if not numbers:
-        raise ConfigError("a comparison needs at least one seed.")
-    if not 1 <= tune_seeds <= len(numbers):
-        raise ConfigError(f"tune_seeds must be from 1 to the number of seeds, {len(numbers)}, got {tune_seeds}.")
-    for key, values in (tune or {}).items():
-        if not values:
-            raise ConfigError(f"--tune {key} has no values: write e.g. --tune lr=0.003,0.01,0.03.")
-        users = [method for method in unique if takes(method, recipe, key)]
+    found = _targets(recipe.problem, options.targets)
+    _check_methods(recipe, unique, found, options)
+    return Comparison(recipe, unique, found, options.seeds, options.tune, options.tune_seeds, options.equal_labels)
+
+
+def _check_methods(
+    recipe: Recipe, methods: Sequence[Contender], targets: Sequence[str], options: CompareOptions
+) -> None:
+    """Refuse options that contradict each other, and values that cannot be tuned, before anything is run."""
+    for target, method in product(targets, methods):
+        aimed = replace(recipe, problem=recipe.problem.with_target(target))
+        try:
+            workload(method.algorithm(aimed, refit=options.equal_labels), aimed.problem, aimed.steps)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{method.word} has an option that cannot be: {error}.") from None
+    for key, values in options.tune.items():
+        users = [method for method in methods if takes(method, recipe, key)]
         if not users:
             raise ConfigError(f"--tune {key}: no method of this comparison has an option of that name.")
-        for method, value in product(users, values):  # a value that cannot be is refused now
-            with_setting(replace(recipe, algorithm=method.algorithm(recipe, refit=False)), {key: value})
-    found = _targets(recipe.problem, targets)
-    return Comparison(recipe, unique, found, numbers, dict(tune or {}), tune_seeds, equal_labels)
+        for method, value in product(users, values):
+            with_setting(method.prepare(recipe, refit=False), {key: value})
 
 
-def _targets(problem: Problem, text: str | None) -> tuple[str, ...]:
+def _targets(problem: Problem, words: Sequence[str] | None) -> tuple[str, ...]:
     """Return the targets asked for; all of them are those with validation data, and test data where there is any."""
     test = problem.evaluations("test")
     able = [task for task in problem.evaluations("validation") if task in test or not test]
-    if text is None:
+    if words is None:
         return (problem.target,)
-    words = [part.strip() for part in text.split(",") if part.strip()]
-    if words == ["all"] and "all" not in problem.tasks:
+    if list(words) == ["all"] and "all" not in problem.tasks:
         return tuple(task for task in problem.tasks if task in able)
     for word in words:
         if word not in problem.evaluations("validation"):
             raise ConfigError("--targets: " + unknown_name("task with validation data", word, able))
-    if not words:
-        raise ConfigError("--targets names no task: write e.g. --targets all.")
-    return tuple(dict.fromkeys(words))
+    return tuple(words)
 
 
 def run_comparison(

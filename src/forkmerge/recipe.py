@@ -14,6 +14,7 @@ from typing import Any
 
 from forkmerge.algorithms import Algorithm, ForkMerge, Joint, PostTrain, SingleTask, WeightGrid
 from forkmerge.algorithms._fit import ModelOrFactory
+from forkmerge.compare_options import check_table
 from forkmerge.errors import ConfigError, unknown_name
 from forkmerge.factories import OptimizerOf, SchedulerOf
 from forkmerge.problem import Problem
@@ -81,8 +82,16 @@ class Recipe:
 def load_recipe(reference: str | Path, overrides: Mapping[str, Any] | None = None) -> Recipe:
     """Return the recipe in a TOML file, or made by `module:function`, with some keys overridden.
 
-    Modules are looked for beside the TOML file and in the current folder first.
+    Modules are looked for beside the TOML file and in the current folder first. A [compare] table is for `forkmerge
+    compare`: it is checked here and no part of the recipe.
     """
+    settings, folder = read_settings(reference, overrides)
+    check_table(settings.pop("compare", {}))
+    return recipe_from({"settings": settings, "folders": list(dict.fromkeys([str(folder), str(Path.cwd())]))})
+
+
+def read_settings(reference: str | Path, overrides: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], Path]:
+    """Return the keys of a TOML file, or of `module:function`, with some overridden, and where its modules are."""
     text = str(reference)
     if text.endswith(".toml"):
         path = Path(text)
@@ -95,8 +104,7 @@ def load_recipe(reference: str | Path, overrides: Mapping[str, Any] | None = Non
         folder = path.resolve().parent
     else:
         settings, folder = {"recipe": text}, Path.cwd()
-    merged = _merge(settings, overrides or {})
-    return recipe_from({"settings": merged, "folders": list(dict.fromkeys([str(folder), str(Path.cwd())]))})
+    return _merge(settings, overrides or {}), folder
 
 
 def recipe_from(source: Mapping[str, Any]) -> Recipe:

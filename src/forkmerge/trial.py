@@ -84,8 +84,7 @@ def prepare(trial: Trial) -> Recipe:
     set_random_state(derive(trial.record.seed, "recipe"))
     recipe = recipe_from(trial.source)
     contender = contender_from(trial.record.method)
-    recipe = replace(recipe, algorithm=contender.algorithm(recipe, refit=trial.refit))
-    return with_setting(recipe, trial.record.setting)
+    return with_setting(contender.prepare(recipe, refit=trial.refit), trial.record.setting)
 
 
 def _results(recipe: Recipe, run: Run, trial: Trial) -> dict[str, Any]:
