@@ -305,7 +305,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         setting, repeats = Setting(options.rounds or 1, interval=10, validation=256, training=512), options.repeats or 1
     else:
         setting, repeats = Setting(options.rounds or 1, interval=500, validation=5000), options.repeats or 2
-    facts = {"interval": setting.interval, "validation": setting.validation, "batch": setting.batch, "width": setting.width}
+    facts = {
+        "interval": setting.interval,
+        "validation": setting.validation,
+        "batch": setting.batch,
+        "width": setting.width,
+    }
     results = {"setting": facts, "difference": difference, **compare(setting, repeats, options.workers)}
     save("twin", results, options.out)
     show("twin", options.out)

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from forkmerge import __version__, compare_cli
+from forkmerge import __version__, compare_cli, diagnose_cli
 from forkmerge.algorithms._composed import Composed
 from forkmerge.console import Tracker, say, watching
 from forkmerge.errors import ConfigError, ForkMergeError, StoreError, command
@@ -271,6 +271,7 @@ def _show(story: Story, as_json: bool) -> None:
 
 
 compare_cli.register(app)
+diagnose_cli.register(app)
 
 
 def main() -> None:

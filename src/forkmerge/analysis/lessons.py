@@ -15,6 +15,7 @@ from typing import Any
 from forkmerge.algorithms import Algorithm, ForkMerge, Joint, SingleTask
 from forkmerge.analysis.heldout import confidence_discrepancy, heldout_loss, reads_heldout
 from forkmerge.analysis.plaindata import Result
+from forkmerge.branch import Mixture
 from forkmerge.errors import ProblemError, unknown_name
 from forkmerge.experiment import _source
 from forkmerge.mixtures import ALONE
@@ -31,6 +32,9 @@ Recipes = Callable[[int], Recipe]
 
 Maker = Callable[[Recipe, str, float], Algorithm]
 """From (recipe, auxiliary, λ) to the algorithm whose transfer gain is measured."""
+
+EVERY = ":all"
+"""Stands for all auxiliaries at once, where a lesson names one; no task can have this name."""
 
 
 @dataclass(frozen=True)
@@ -54,15 +58,23 @@ class SeededSource:
 
 def equal_weights(recipe: Recipe, auxiliary: str, weight: float, method: str | None = None) -> Algorithm:
     """Return joint training with {target: 1, auxiliary: λ}, its tasks combined by `method`."""
-    weights = {recipe.problem.target: 1.0, auxiliary: weight}
+    weights = {recipe.problem.target: 1.0, **dict.fromkeys(_named(recipe.problem, auxiliary), weight)}
     return Joint(weights, method=method, **_common(recipe))
 
 
 def forkmerge(recipe: Recipe, auxiliary: str, weight: float) -> Algorithm:
-    """Return ForkMerge with two branches: the target alone, and with the auxiliary at λ."""
+    """Return ForkMerge with the target alone, and with the auxiliary at λ; with `EVERY`, one branch per auxiliary."""
     target = recipe.problem.target
-    branches = {ALONE: {target: 1.0}, auxiliary: {target: 1.0, auxiliary: weight}}
-    return ForkMerge(branches, **_common(recipe))
+    branches = [Mixture(task, {target: 1.0, task: weight}) for task in _named(recipe.problem, auxiliary)]
+    return ForkMerge([Mixture(ALONE, {target: 1.0}), *branches], **_common(recipe))
+
+
+def _named(problem: Problem, auxiliary: str) -> tuple[str, ...]:
+    if auxiliary == EVERY:
+        return problem.auxiliaries
+    if auxiliary not in problem.auxiliaries:
+        raise ProblemError(unknown_name("auxiliary task", auxiliary, problem.auxiliaries))
+    return (auxiliary,)
 
 
 def _common(recipe: Recipe) -> dict[str, Any]:
@@ -137,8 +149,6 @@ def take(lesson: Lesson, tell: Tell = lambda value: None) -> Grade:
     with random_state_kept(), using_threads(1):
         recipe = lesson.recipes(lesson.seed)
         problem = recipe.problem
-        if lesson.auxiliary and lesson.auxiliary not in problem.auxiliaries:
-            raise ProblemError(unknown_name("auxiliary task", lesson.auxiliary, problem.auxiliaries))
         run = fit_lesson(lesson, recipe)
         metrics, discrepancy, loss = _measured(run, problem, lesson)
     merged = len(run.rounds[0].branches) > 1 if run.rounds else False

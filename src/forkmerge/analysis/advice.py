@@ -1,0 +1,208 @@
+"""Cheap advice: will an auxiliary help or hurt, at a tenth of what training with it would cost?
+
+The target alone is trained for a while; from there it goes on with every auxiliary, and without, for a few steps on
+the same batches. What the auxiliary does to the target's loss on validation examples is its affinity. A fork from a
+model that has seen the target asks what the auxiliary adds to it; from the first weights on, nearly every auxiliary
+looks harmful, because sharing a step slows the target down at first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from statistics import fmean
+
+from torch import nn
+
+from forkmerge.algorithms import SingleTask
+from forkmerge.algorithms._fit import build_model
+from forkmerge.analysis.heldout import heldout_loss, reads_heldout
+from forkmerge.analysis.plaindata import Result
+from forkmerge.analysis.results import Advised, TransferCurve
+from forkmerge.branch import Mixture, Training, train_branch
+from forkmerge.checks import check_run
+from forkmerge.devices import check_devices, place_model
+from forkmerge.formats import memory_format
+from forkmerge.mixtures import ALONE
+from forkmerge.order import random_state_kept
+from forkmerge.pool import using_threads
+from forkmerge.problem import Problem
+from forkmerge.recipe import Recipe
+from forkmerge.scoring import Criterion, measure
+from forkmerge.statistics import CONFIDENCE, compare_paired
+
+SHARE = 0.1
+"""The share of full training that a probe may cost."""
+
+
+@dataclass(frozen=True)
+class ProbePlan(Result):
+    """Where the target's training is forked, and for how long.
+
+    Args:
+        prefix: Steps of the target alone before auxiliaries are tried.
+        steps: Steps of each trial.
+        weights: λ that are tried.
+    """
+
+    prefix: int
+    steps: int
+    weights: tuple[float, ...] = (1.0,)
+
+
+def plan_probe(problem: Problem, full_steps: int, share: float = SHARE) -> ProbePlan:
+    """Return a probe that costs at most a share of one full run per auxiliary and one of the target alone.
+
+    Half of it goes into the target's own training, at most half a run of it, the rest into trials.
+    """
+    units = 1 + sum(pair_units(problem, auxiliary) for auxiliary in problem.auxiliaries)
+    prefix = min(int(share / 2 * units * full_steps), full_steps // 2)
+    steps = int((share * units * full_steps - prefix) / units)
+    return ProbePlan(max(prefix, 1), max(steps, 1))
+
+
+def pair_units(problem: Problem, auxiliary: str) -> int:
+    """Return the batches that a step of the target with an auxiliary reads."""
+    tasks = (problem.target, auxiliary)
+    return sum(any(task in tasks for task in stream.tasks) for stream in problem.stream_map.values())
+
+
+def compute_share(problem: Problem, plan: ProbePlan, full_steps: int) -> float:
+    """Return what a probe costs relative to one full run per auxiliary and one of the target alone, in batches."""
+    pairs = sum(pair_units(problem, auxiliary) for auxiliary in problem.auxiliaries)
+    spent = plan.prefix + plan.steps * (1 + len(plan.weights) * pairs)
+    return spent / (full_steps * (1 + pairs))
+
+
+@dataclass(frozen=True)
+class Trial(Result):
+    """A few steps with one auxiliary beside the same steps without it.
+
+    Args:
+        auxiliary: The auxiliary.
+        weight: λ.
+        seed: The seed.
+        effect: How much better the target is with it: the relative fall of its loss on validation examples, or the
+            difference of scores where its stream cannot read them.
+    """
+
+    auxiliary: str
+    weight: float
+    seed: int
+    effect: float
+
+
+def probe(recipe: Recipe, plan: ProbePlan, seed: int) -> list[Trial]:
+    """Fork the target's own training and try every auxiliary from there.
+
+    Args:
+        recipe: The problem and how to train on it.
+        plan: Where to fork, and for how long.
+        seed: Of first weights, batches and everything else.
+    """
+    problem = recipe.problem.sealed()
+    with random_state_kept(), using_threads(1), _prepared(recipe, problem, seed) as (model, training):
+        bench = training.bench(model)
+        train = partial(train_branch, bench, problem, training=training, seed=seed)
+        trunk = bench.initial()
+        train(Mixture(ALONE, {problem.target: 1.0}), trunk, steps=plan.prefix)
+        by_loss = reads_heldout(model, problem, seed)
+        criterion = Criterion(problem.target_validation.directions)
+
+        def outcome(weights: dict[str, float]) -> float:
+            nonlocal criterion
+            branch = trunk.clone()
+            train(Mixture("trial", {problem.target: 1.0, **weights}), branch, steps=plan.steps)
+            bench.attach_weights(branch)
+            if by_loss:
+                return -heldout_loss(model, problem, seed=seed)
+            metrics = measure(model, problem.target_validation, seed=seed)
+            if criterion.needs_reference:
+                criterion = criterion.with_reference(metrics)
+            return criterion.score(metrics)
+
+        base = outcome({})
+        scale = abs(base) if by_loss and base else 1.0
+        return [
+            Trial(auxiliary, weight, seed, (outcome({auxiliary: weight}) - base) / scale)
+            for auxiliary in problem.auxiliaries
+            for weight in plan.weights
+        ]
+
+
+@contextmanager
+def _prepared(recipe: Recipe, problem: Problem, seed: int) -> Iterator[tuple[nn.Module, Training]]:
+    """Give the model and how it is trained, as `fit` would."""
+    known = {item.name for item in fields(Training)}
+    training = Training(recipe.optimizer, **{key: value for key, value in recipe.options.items() if key in known})
+    model = build_model(recipe.model, seed)
+    place_model(model, check_devices(recipe.options.get("devices")))
+    check = partial(check_run, problem, model, training, SingleTask().settings(problem), seed)
+    with memory_format(model, training.channels_last, training.precision, check) as is_channels_last:
+        yield model, replace(training, channels_last=is_channels_last, compile=False)
+
+
+@dataclass(frozen=True)
+class Affinity(Result):
+    """What trials with an auxiliary say of it.
+
+    Args:
+        auxiliary: The auxiliary.
+        mean: Mean effect over seeds.
+        low: Lower end of its confidence interval; None for one seed.
+        high: Upper end.
+    """
+
+    auxiliary: str
+    mean: float
+    low: float | None
+    high: float | None
+
+    @property
+    def is_negative(self) -> bool:
+        """Whether negative transfer is predicted."""
+        return not self.mean >= 0
+
+
+def affinity(trials: Sequence[Trial], auxiliary: str, weight: float = 1.0, confidence: float = CONFIDENCE) -> Affinity:
+    """Return the mean effect of an auxiliary over seeds, with its interval."""
+    effects = {trial.seed: trial.effect for trial in trials if trial.auxiliary == auxiliary and trial.weight == weight}
+    finite = {seed: value for seed, value in effects.items() if math.isfinite(value)}
+    paired = compare_paired(finite, dict.fromkeys(finite, 0.0), confidence)
+    if paired is None or len(finite) < len(effects):  # a trial that diverged is as bad as can be
+        return Affinity(auxiliary, -math.inf, None, None)
+    return Affinity(auxiliary, fmean(finite.values()), paired.low, paired.high)
+
+
+def advise(curve: TransferCurve | None, estimate: Affinity | None) -> tuple[Advised, str]:
+    """Return what to do with an auxiliary, and why.
+
+    What full training has shown counts first. Where it leaves a doubt, or was not done, the probe decides, if its
+    whole interval lies on one side of zero.
+    """
+    if curve is not None and curve.verdict != "not enough evidence":
+        best, plain = curve.best, curve.points[-1]
+        if curve.verdict == "strong negative":
+            return "drop", "it hurts at every λ that was tried"
+        if curve.verdict == "positive" and plain.mean > 0:
+            return "use", f"it helps at λ = {best.weight:g}, and does no harm at λ = {plain.weight:g}"
+        if best.mean > 0:
+            return "down-weight", f"it hurts at λ = {plain.weight:g}, less or not at λ = {best.weight:g}"
+        return "drop", f"it hurts at some λ, and helps at none (best: λ = {best.weight:g})"
+    if estimate is None:
+        return "undecided", "the runs show no clear effect"
+    if not math.isfinite(estimate.mean):
+        return "drop", "training with it diverged"
+    lean = 0.0 if curve is None else curve.points[-1].mean
+    if estimate.low is not None and estimate.low > 0 and lean >= 0:
+        return "use", "short trials with it lower the target's loss on validation data"
+    if estimate.high is not None and estimate.high < 0 and lean <= 0:
+        return "down-weight", "short trials with it raise the target's loss on validation data"
+    if lean > 0 and not estimate.is_negative:
+        return "use", "runs and short trials lean towards it, though not beyond doubt"
+    if lean < 0 and estimate.is_negative:
+        return "down-weight", "runs and short trials lean against it, though not beyond doubt"
+    return "undecided", "runs and short trials show no clear effect, or differ"

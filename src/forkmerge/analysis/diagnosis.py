@@ -1,0 +1,214 @@
+"""A diagnosis: what every auxiliary does to a target, within a budget of time, resumable.
+
+OUT/diagnosis_plan.json   what is done, decided once
+OUT/pieces/*.json         what every piece of it found
+OUT/diagnosis.json        the result
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from forkmerge.analysis.advice import Trial, advise, affinity, plan_probe
+from forkmerge.analysis.budget import Costs, Key, Plan, longest_first, piece_seconds, plan_budget, time_trial
+from forkmerge.analysis.lessons import Grade, SeededSource
+from forkmerge.analysis.pieces import FORMAT, Piece, do, read_piece, write_piece
+from forkmerge.analysis.results import AuxiliaryFinding, Diagnosis, GradientSimilarity, OneStepGains
+from forkmerge.analysis.studies import curve_of, shift_of
+from forkmerge.codec import encode, plain
+from forkmerge.disk import explained, write_atomically
+from forkmerge.errors import ConfigError, ProblemError, StoreError
+from forkmerge.outcomes import Outcome
+from forkmerge.pool import Failure, run_calls
+from forkmerge.recipe import Recipe
+from forkmerge.store import _take_lock
+
+PLAN, RESULT = "diagnosis_plan.json", "diagnosis.json"
+Watch = Callable[[Mapping[str, Any]], None]
+
+
+def diagnose(
+    recipe: Recipe,
+    out: str | os.PathLike[str],
+    *,
+    budget: float,
+    workers: int = 1,
+    watch: Watch = lambda event: None,
+    say: Callable[[str], None] = lambda text: None,
+    command: str = "",
+) -> Diagnosis:
+    """Diagnose a recipe's target, or continue a diagnosis; what was done before is not done again.
+
+    The test split is never read.
+
+    Args:
+        recipe: From `load_recipe`; its target is diagnosed.
+        out: The folder.
+        budget: Seconds. A diagnosis that was begun keeps its plan.
+        workers: Processes, of one thread each; the numbers do not depend on it.
+        watch: Gets the events of `forkmerge.experiment.Watch`, e.g. to draw progress.
+        say: Gets what is planned, in words, before it is done.
+        command: What to type to make it again.
+    """
+    if not recipe.problem.auxiliaries:
+        raise ConfigError(f"the problem has one task only, {recipe.problem.target!r}: there is nothing to diagnose.")
+    folder, started = Path(out), time.perf_counter()
+    recipes = SeededSource(dict(recipe.source), recipe.problem.target)
+    with _locked(folder):
+        plan, costs = _planned(recipe, recipes, folder, budget, workers, say)
+        say(plan.describe())
+        works = piece_seconds(plan, costs)
+        pieces = [Piece(recipes, plan, recipes.target, *key) for key in longest_first(works)]
+        found = _do_all(pieces, [works[piece.key] for piece in pieces], folder, workers, watch)
+        result = conclude(recipe, plan, found, seconds=time.perf_counter() - started, command=command)
+        write_atomically(folder / RESULT, encode({"format": FORMAT, "diagnosis": plain(result.to_json())}, 2))
+    return result
+
+
+def read_diagnosis(folder: str | os.PathLike[str]) -> Diagnosis | None:
+    """Return the diagnosis of a folder, or None if it holds none that has ended."""
+    path = Path(folder) / RESULT
+    return Diagnosis.from_json(_read(path)["diagnosis"]) if path.is_file() else None
+
+
+def conclude(
+    recipe: Recipe, plan: Plan, found: Mapping[Key, Mapping[str, Any]], *, seconds: float = 0.0, command: str = ""
+) -> Diagnosis:
+    """Return the diagnosis that the pieces' results add up to."""
+    problem = recipe.problem
+    by_kind: dict[str, list[Mapping[str, Any]]] = {}
+    for (kind, *_), result in found.items():
+        by_kind.setdefault(kind, []).append(result)
+    grades = [Grade.from_json(g) for kind in ("single task", "transfer") for g in by_kind.get(kind, [])]
+    grades.sort(key=lambda grade: grade.seed)
+    merges = [Grade.from_json(g) for g in by_kind.get("ForkMerge", [])]
+    trials = [Trial.from_json(t) for result in by_kind.get("probe", []) for t in result["trials"]]
+    looks = [value for result in by_kind.get("gradients", []) for value in result["similarities"]]
+    similar = {s.second: s for s in map(GradientSimilarity.from_json, looks)}
+    findings = []
+    for task in problem.auxiliaries:
+        curve = curve_of(grades, problem.target, task)
+        estimate = affinity(trials, task) if trials else None
+        advice, reason = advise(curve, estimate)
+        findings.append(
+            AuxiliaryFinding(
+                auxiliary=task,
+                curve=curve,
+                similarity=similar.get(task),
+                shift=shift_of(grades, curve),
+                relevance=fmean(grade.relevance.get(task, 0.0) for grade in merges) if merges else None,
+                affinity=None if estimate is None else estimate.mean,
+                advice=advice,
+                reason=reason,
+            )
+        )
+    steps = [OneStepGains.from_json(v) for result in by_kind.get("gradients", []) for v in result["one_step"]]
+    notes = ["Gains are differences of validation scores; the test split was not read."]
+    if plan.steps < plan.full_steps:
+        notes.append(f"Runs were shortened to {plan.steps} of {plan.full_steps} steps: a larger budget says more.")
+    return Diagnosis(
+        target=problem.target,
+        findings=tuple(findings),
+        plan=plan.to_json(),
+        one_step=tuple(steps),
+        seconds=seconds,
+        command=command,
+        notes=tuple(notes),
+    )
+
+
+def _planned(
+    recipe: Recipe, recipes: SeededSource, folder: Path, budget: float, workers: int, say: Callable[[str], None]
+) -> tuple[Plan, Costs]:
+    """Return the plan of a folder, or make one from a timed trial; a folder of another problem is refused."""
+    path = folder / PLAN
+    about = {"settings": recipe.source["settings"], "target": recipe.problem.target}
+    asked = json.loads(encode(plain(about)))
+    if path.is_file():
+        data = _read(path)
+        if data["about"] != asked:
+            raise StoreError(f"{folder} diagnoses something else: choose another folder with --out.")
+        say(f"continuing {folder}, with the plan it was begun with")
+        return Plan.from_json(data["plan"]), Costs.from_json(data["costs"])
+    say("timing a few steps")
+    costs = time_trial(recipes)
+    plan = plan_budget(costs, plan_probe(recipe.problem, recipe.steps), recipe.steps, budget, workers)
+    content = {"format": FORMAT, "kind": "diagnosis", "about": asked, "plan": plan.to_json(), "costs": costs.to_json()}
+    write_atomically(path, encode(plain(content), 2))
+    return plan, costs
+
+
+def _do_all(
+    pieces: Sequence[Piece], seconds: Sequence[float], folder: Path, workers: int, watch: Watch
+) -> dict[Key, dict[str, Any]]:
+    done = {piece.key: known for piece in pieces if (known := read_piece(folder, piece)) is not None}
+    waiting = [(piece, work) for piece, work in zip(pieces, seconds, strict=True) if piece.key not in done]
+    work = [max(round(1000 * value), 1) for _, value in waiting]
+    watch({"event": "begin", "runs": len(pieces), "ended": len(done), "work": work})
+    failures: list[str] = []
+
+    def news(index: int, value: Any) -> None:
+        if value is None:
+            watch({"event": "start", "index": index, "record": _record(waiting[index][0], {})})
+
+    for index, result in run_calls(do, [piece for piece, _ in waiting], workers, news) if waiting else ():
+        piece = waiting[index][0]
+        if isinstance(result, Failure):
+            failures.append(f"{piece.label}, seed {piece.seed}: {result.error}")
+            watch({"event": "end", "index": index, "record": _record(piece, {}, result)})
+            continue
+        write_piece(folder, piece, result)
+        done[piece.key] = result
+        watch({"event": "end", "index": index, "record": _record(piece, result)})
+    if failures:
+        raise ProblemError(
+            f"{len(failures)} of the runs failed, the first: {failures[0]}. The same command tries again."
+        )
+    return done
+
+
+def _record(piece: Piece, result: Mapping[str, Any], failure: Failure | None = None) -> Outcome:
+    """A piece as a record of a comparison, which is what progress is drawn from."""
+    metrics = result.get("metrics", {}).get("validation", {})
+    error = None if failure is None else failure.error
+    return Outcome(
+        method=piece.kind,
+        label=piece.label,
+        target=piece.target,
+        seed=piece.seed,
+        kind="final",
+        setting={},
+        folder="",
+        split="validation" if metrics else "",
+        metrics=dict(metrics),
+        error=error,
+    )
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    if folder.exists() and not (folder / PLAN).exists() and set(os.listdir(folder)) - {"lock", f".tmp-{PLAN}"}:
+        raise StoreError(f"{folder} holds something else: choose another folder with --out.")
+    with explained(f"make the folder {folder}"):
+        folder.mkdir(parents=True, exist_ok=True)
+    with _take_lock(folder):
+        yield
+
+
+def _read(path: Path) -> dict[str, Any]:
+    with explained(f"read {path}"):
+        text = path.read_bytes()
+    try:
+        data = json.loads(text)
+        if data["format"] != FORMAT:
+            raise StoreError(f"{path} has format {data['format']}, not {FORMAT}: use the forkmerge that wrote it.")
+    except (ValueError, TypeError, KeyError) as error:
+        raise StoreError(f"{path} is not a diagnosis: {error!r}. Delete its folder and run again.") from None
+    return dict(data)
