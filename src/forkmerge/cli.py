@@ -20,6 +20,7 @@ from forkmerge.errors import ConfigError, ForkMergeError, StoreError, command
 from forkmerge.export import export_run
 from forkmerge.history import Story, list_stories, read_story
 from forkmerge.plan import plan_run
+from forkmerge.pretraining import pretrained
 from forkmerge.recipe import Recipe, load_recipe, recipe_from
 from forkmerge.sealed import measure_test
 from forkmerge.session import interruptible, print_json, readable_warnings, stderr, stdout, stdout_for_json
@@ -229,6 +230,7 @@ def _train(recipe: Recipe, folder: Path, *, workers: int | None, resume: bool, a
     options = {} if workers is None else {"workers": workers}
     interrupts = interruptible(console, lambda: _how_to_go_on(folder, tracker))
     with stdout_for_json(as_json), interrupts, readable_warnings(console):
+        recipe = pretrained(recipe, lambda text: say(console, text))
         with watching(console, tracker) as observe:
             finished = recipe.fit(folder=folder, resume=resume, observe=observe, **options)
         measure_test(finished, recipe.problem, folder)

@@ -143,6 +143,11 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def cache_folder(name: str) -> Path:
+    """Return where things of a kind are kept that can be made again: in the user's cache folder."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "forkmerge" / name
+
+
 def is_unused(folder: Path) -> bool:
     """Tell whether there is nothing to protect: no folder, or what a kill while one was made leaves in it."""
     leftovers = {"lock", f"{TEMPORARY}config.json"}

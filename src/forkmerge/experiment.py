@@ -9,7 +9,6 @@ OUT/comparison.md, .csv, .tex, .json  the tables
 
 from __future__ import annotations
 
-import inspect
 import json
 import math
 import os
@@ -37,13 +36,14 @@ from forkmerge.contenders import (
 from forkmerge.errors import ConfigError, StoreError, unknown_name
 from forkmerge.outcomes import PLAN, Outcome, read_outcome, read_plan, write_plan
 from forkmerge.pool import Failure, run_calls
+from forkmerge.pretraining import pretrained
 from forkmerge.problem import Problem
-from forkmerge.recipe import Recipe, _find_function, load_recipe, read_settings
+from forkmerge.recipe import Recipe, load_recipe, read_settings, with_seed
 from forkmerge.store import _take_lock
 from forkmerge.trial import Trial, run_trial, safe_name, workload
 
 Watch = Callable[[Mapping[str, Any]], None]
-"""Gets `begin` (runs, and their steps), `start`, `progress`, `end` and `warning` events."""
+"""Gets `begin` (runs, and their steps), `start`, `progress`, `end`, `news` and `warning` events."""
 
 _FIXED = ("settings", "tune", "tune_seeds", "equal_labels")
 
@@ -76,6 +76,7 @@ class Comparison:
         return {
             "settings": self.recipe.source["settings"],
             "code": self.recipe.source.get("code"),
+            "pretrained": self.recipe.source.get("pretrained"),
             "methods": [{"word": method.word, "label": method.label} for method in self.methods],
             "targets": list(self.targets),
             "seeds": list(self.seeds),
@@ -183,6 +184,8 @@ def run_comparison(
     """
     folder = Path(out)
     with _locked(folder):
+        recipe = pretrained(comparison.recipe, lambda text: watch({"event": "news", "text": text}))
+        comparison = replace(comparison, recipe=recipe)
         _note_plan(comparison, folder, watch)
         _run_all(list(_tuning_trials(comparison, folder)), folder, workers, watch)
         trials = list(_final_trials(comparison, folder))
@@ -217,6 +220,8 @@ def _note_plan(comparison: Comparison, folder: Path, watch: Watch) -> None:
                 )
         if old["code"] != new["code"]:
             watch({"event": "warning", "text": f"the code of the recipe has changed since {folder} was started"})
+        if old.get("pretrained") != new["pretrained"]:
+            watch({"event": "warning", "text": f"the pre-trained weights are others than when {folder} was started"})
         words = {method["word"] for method in old["methods"]}
         new["methods"] = [*old["methods"], *(method for method in new["methods"] if method["word"] not in words)]
         for key in ("targets", "seeds"):
@@ -285,7 +290,8 @@ def _trial(
     recipe = comparison.recipe
     work = workload(method.algorithm(recipe, refit=refit), recipe.problem, recipe.steps)
     weighs = kind == "final" and seed == comparison.seeds[0]
-    return Trial(_source(recipe, target, seed), str(out), record, refit, weighs, work)
+    source = {**recipe.source, "settings": {**recipe.source["settings"], "target": target}}
+    return Trial(with_seed(source, seed), str(out), record, refit, weighs, work)
 
 
 def _target_folder(problem: Problem, target: str) -> str:
@@ -293,16 +299,6 @@ def _target_folder(problem: Problem, target: str) -> str:
     name = safe_name(target)
     alike = [task for task in problem.tasks if safe_name(task).casefold() == name.casefold()]
     return name if len(alike) == 1 else safe_name(f"{target}:{problem.tasks.index(target)}")
-
-
-def _source(recipe: Recipe, target: str, seed: int) -> dict[str, Any]:
-    """Return the recipe's source with a target and a seed, which its function gets, too, if it takes one."""
-    settings = dict(recipe.source["settings"])
-    settings.update(target=target, seed=seed)
-    function = _find_function(str(settings["recipe"]), list(recipe.source["folders"]))
-    if "seed" in inspect.signature(function).parameters:
-        settings["arguments"] = {**settings.get("arguments", {}), "seed": seed}
-    return {**recipe.source, "settings": settings}
 
 
 def _run_all(trials: Sequence[Trial], out: Path, workers: int, watch: Watch) -> None:

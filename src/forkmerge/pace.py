@@ -123,6 +123,8 @@ def describe(event: Mapping[str, Any], pace: Pace) -> str | None:
     """Return the line that an event deserves, if any."""
     if event["event"] == "warning":
         return f"warning: {event['text']}"
+    if event["event"] == "news":
+        return str(event["text"])
     if event["event"] == "begin":
         kept = f", {event['ended']} of them done already" if event["ended"] else ""
         return f"{event['runs']} runs{kept}" if event["runs"] else None

@@ -26,6 +26,7 @@ from forkmerge.devices import check_devices, place_model, resolve_workers
 from forkmerge.errors import ProblemError
 from forkmerge.execution import Crew, Job, Segment, open_crew
 from forkmerge.formats import memory_format
+from forkmerge.pretraining import first_model
 from forkmerge.problem import Problem
 from forkmerge.recipe import Recipe
 from forkmerge.scoring import measure
@@ -112,7 +113,7 @@ def plan_run(recipe: Recipe, *, workers: int | None = None) -> Plan:
     given = {**vars(settings), **options}
     known = {item.name: given[item.name] for item in fields(Training) if item.name in given}
     training, seed = Training(recipe.optimizer, **known), options.get("seed", 0)
-    model = build_model(recipe.model, seed)
+    model = build_model(lambda: first_model(recipe.model), seed)
     place_model(model, check_devices(options.get("devices")))
     threads = options.get("threads") or max(torch.get_num_threads() // workers, 1)
     check = partial(check_run, problem, model, training, settings, seed)

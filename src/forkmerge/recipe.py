@@ -28,7 +28,18 @@ else:
 
 _KINDS: tuple[type[Algorithm], ...] = (ForkMerge, Joint, SingleTask, PostTrain, WeightGrid)
 ALGORITHMS: dict[str, type[Algorithm]] = {cls.__name__: cls for cls in _KINDS}
-_KEYS = ("recipe", "arguments", "target", "steps", "seed", "optimizer", "scheduler", "training", "algorithm")
+_KEYS = (
+    "recipe",
+    "arguments",
+    "target",
+    "steps",
+    "seed",
+    "optimizer",
+    "scheduler",
+    "training",
+    "algorithm",
+    "pretrain",
+)
 _TRAINING = (
     "clip_norm",
     "accumulate",
@@ -118,7 +129,21 @@ def recipe_from(source: Mapping[str, Any]) -> Recipe:
     if not isinstance(recipe, Recipe):
         raise ConfigError(f"{settings['recipe']} must return a forkmerge.Recipe, got {type(recipe).__name__}.")
     recipe = _override(recipe, settings)
+    if "pretrain" in settings:
+        from forkmerge.pretraining import Pretrained, pretraining_from  # it imports this module
+
+        before = pretraining_from(settings["pretrain"], list(source["folders"]))
+        recipe = replace(recipe, model=Pretrained(recipe.model, before, source.get("pretrained")))
     return replace(recipe, source={**source, "code": _code_hash(function)})
+
+
+def with_seed(source: Mapping[str, Any], seed: int) -> dict[str, Any]:
+    """Return a source with a seed, which the recipe's function gets, too, if it takes one."""
+    settings = {**source["settings"], "seed": seed}
+    function = _find_function(str(settings["recipe"]), list(source["folders"]))
+    if "seed" in inspect.signature(function).parameters:
+        settings["arguments"] = {**settings.get("arguments", {}), "seed": seed}
+    return {**source, "settings": settings}
 
 
 def _override(recipe: Recipe, settings: Mapping[str, Any]) -> Recipe:

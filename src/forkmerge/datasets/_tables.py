@@ -122,8 +122,7 @@ def open_table(paths: Sequence[Path], schema: Schema, cache: Path | None = None,
         cache: The folder; by default `forkmerge/tables` in the user's cache folder.
         progress: Whether a bar is shown on a terminal while converting.
     """
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "forkmerge" / "tables"
-    folder = (cache or base) / _key(paths, schema)
+    folder = (cache or disk.cache_folder("tables")) / _key(paths, schema)
     try:
         return Table(folder, schema)
     except (disk.Damage, OSError, KeyError, TypeError, ValueError):

@@ -146,7 +146,7 @@ class ImageFiles(Dataset[tuple[Tensor, ...]]):
 
 def default_folder() -> Path:
     """Where decoded images are kept unless another folder is given."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "forkmerge" / "images"
+    return disk.cache_folder("images")
 
 
 class _Pillow:
