@@ -63,6 +63,20 @@ def require(what: str, folder: Path, files: Sequence[str], source: str) -> list[
     return [folder / name for name in files]
 
 
+def weights_file(root: Root, name: str | None) -> str | None:
+    """Return the path of a file of published weights, as given or in the data folder; None where none is asked for."""
+    if name is None or Path(name).is_file():
+        return name
+    given = os.fspath(root) if root is not None else os.environ.get(VARIABLE, "")
+    found = Path(given, name)
+    if not found.is_file():
+        raise ProblemError(
+            f"published weights: there is no file {name!r}, here or in {given or 'the data folder'}. Download it first "
+            "(docs/recipes.md says from where), or pass weights=…."
+        )
+    return str(found)
+
+
 def check_count(what: str, found: int, expected: float, tolerance: float = 0.0) -> None:
     """Refuse a count that is not that of the paper's table.
 

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset, Subset
 
 import forkmerge as fm
 from forkmerge.datasets._classify import ClassificationLosses, PredictClass, ResizedCropAndFlip
-from forkmerge.datasets._files import Root, check_count, data_folder, find, missing
+from forkmerge.datasets._files import Root, check_count, data_folder, find, missing, weights_file
 from forkmerge.datasets.images import CachedImages, ImageFiles
 from forkmerge.errors import unknown_name
 from forkmerge.models import Classifier, ResNet, ViT, load_published
@@ -55,7 +55,8 @@ def recipe(
     Args:
         target: A domain.
         network: The encoder; every domain has a linear head of its own.
-        weights: A file of published ImageNet weights of it, which the paper starts from.
+        weights: A file of published ImageNet weights of it, which the paper starts from; looked for in the data
+            folder, too.
         batch_size: Images per step.
         steps: Training steps.
         seed: Draws the first weights, the order of the data and the augmentations.
@@ -67,7 +68,7 @@ def recipe(
     lr = {"encoder.": 0.1}  # pre-trained layers learn slower than new heads
     return fm.Recipe(
         problem(target, root, batch_size=batch_size, cache=cache, check_counts=check_counts),
-        model=partial(make_network, network, weights),
+        model=partial(make_network, network, weights_file(root, weights)),
         optimizer=fm.OptimizerOf("AdamW", group_lr=lr, lr=1e-3, weight_decay=0.05)
         if is_vit
         else fm.OptimizerOf("SGD", group_lr=lr, lr=0.01, momentum=0.9, nesterov=True, weight_decay=5e-4),

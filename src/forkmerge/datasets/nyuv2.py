@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, Subset
 
 import forkmerge as fm
 from forkmerge.datasets import dense
-from forkmerge.datasets._files import Array, Root, check_count, data_folder, find, missing
+from forkmerge.datasets._files import Array, Root, check_count, data_folder, find, missing, weights_file
 from forkmerge.models import MTAN, DenseModel, ResNet, load_published
 
 CLASSES = 13
@@ -44,7 +44,8 @@ def recipe(
     Args:
         target: segmentation, depth or normal.
         network: DeepLab heads on the encoder, or MTAN.
-        weights: A file of published ImageNet weights of ResNet-50, which the paper starts from.
+        weights: A file of published ImageNet weights of ResNet-50, which the paper starts from; looked for in the data
+            folder, too.
         batch_size: Images per step.
         steps: Training steps; by default the paper's 200 epochs.
         seed: Draws the first weights, the order of the data and the augmentations.
@@ -55,7 +56,7 @@ def recipe(
         steps = EPOCHS * max(1, TRAINING // batch_size)
     return fm.Recipe(
         problem(target, root, batch_size=batch_size, check_counts=check_counts),
-        model=partial(make_network, network, weights),
+        model=partial(make_network, network, weights_file(root, weights)),
         optimizer=fm.OptimizerOf("Adam", lr=1e-4, weight_decay=1e-5),
         steps=steps,
         algorithm=fm.ForkMerge("per_auxiliary", interval=max(1, steps // 20)),
