@@ -217,3 +217,49 @@ def test_what_a_table_cannot_say_is_refused(line, message, tmp_path):
     if "unknown key" in message:
         with pytest.raises(fm.ConfigError, match=message):
             fm.load_recipe(file)
+
+
+def test_a_dry_run_says_what_would_run_and_writes_nothing(tmp_path):
+    file, out = tmp_path / "small.toml", tmp_path / "out"
+    file.write_text(TABLE + "tune_seeds = 2\n")
+    found = json.loads(run("compare", file, "--out", out, "--dry-run", "--workers", 2, "--json").stdout)
+    assert not out.exists()
+    by_word = {method["method"]: method for method in found["methods"]}
+    assert list(by_word) == ["stl", "ew[lr=0.01]", "ew[lr=0.3]", "forkmerge"]
+    assert {word: method["steps"] for word, method in by_word.items()} == {
+        "stl": 2 * 2 * 4,
+        "ew[lr=0.01]": 2 * 2 * 4,
+        "ew[lr=0.3]": 2 * 2 * 4,
+        # Two targets, two seeds, two branches; as much again for each of the two intervals that tuning tries.
+        "forkmerge": 2 * 2 * 4 * 2 * (1 + 2),
+    }
+    assert (by_word["forkmerge"]["runs"], by_word["forkmerge"]["tuning_runs"], found["runs"]) == (4, 8, 24)
+    assert found["steps"] == sum(method["steps"] for method in found["methods"])
+    assert by_word["forkmerge"]["memory"] > by_word["stl"]["memory"] > 0
+    assert found["memory"] == 2 * by_word["forkmerge"]["memory"]
+    assert found["seconds"] > 0
+    shown = run("compare", file, "--out", out, "--dry-run").stdout
+    assert "4 methods × 2 targets × 2 seeds: 24 runs, 144 training steps" in " ".join(shown.split())
+
+
+def test_a_dry_run_refuses_what_a_run_would_refuse(tmp_path):
+    options = ("--methods", "forkmerge[search=binary,mixtures=per_auxiliary]", "--dry-run", "--out", tmp_path / "out")
+    with pytest.raises(fm.ConfigError, match=r"ForkMerge\[mixtures=per_auxiliary,search=binary\] on 'tgt': .*branches"):
+        run("compare", PROBLEM, *options)
+
+
+def test_a_dry_run_counts_the_pretraining_and_looks_whether_it_fits(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    file = tmp_path / "small.toml"
+    table = f'{TABLE}[pretrain]\nrecipe = "{PROBLEM}"\nsteps = 3\npart = "body"\n'
+    file.write_text(table)
+    found = json.loads(run("compare", file, "--dry-run", "--json").stdout)["pretraining"]
+    assert (found["recipe"], found["steps"], found["is_done"]) == (PROBLEM, 3, False)
+    assert found["seconds"] > 0
+    run("compare", file, "--methods", "forkmerge", "--seeds", 1, "--targets", "tgt", "--out", tmp_path / "out")
+    again = json.loads(run("compare", file, "--dry-run", "--json").stdout)["pretraining"]
+    assert (again["is_done"], again["seconds"]) == (True, 0.0)
+    assert "3 steps, is done already." in run("compare", file, "--dry-run").stdout
+    file.write_text(table.replace('part = "body"', 'part = "bodi"'))
+    with pytest.raises(fm.ConfigError, match="Did you mean 'body'"):
+        run("compare", file, "--dry-run")

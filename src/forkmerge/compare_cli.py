@@ -5,7 +5,10 @@ from __future__ import annotations
 import inspect
 import shlex
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,11 +19,13 @@ from forkmerge.comparison_tables import tables_from, write_tables
 from forkmerge.console import say
 from forkmerge.contenders import ABOUT
 from forkmerge.errors import ConfigError, command
-from forkmerge.experiment import plan_comparison, run_comparison
+from forkmerge.experiment import Watch, plan_comparison, run_comparison
+from forkmerge.foresight import foresee_comparison, foresight_table
 from forkmerge.methods import method_from, methods_table
 from forkmerge.outcomes import read_plan
 from forkmerge.pace import watching_runs
 from forkmerge.recipe import read_settings
+from forkmerge.records import write_records
 from forkmerge.session import (
     interruptible,
     print_json,
@@ -34,6 +39,7 @@ from forkmerge.words import option_from, split_words
 
 _BRIEF = ("uses", "target", "passes", "memory")
 _FACTS = ("uses", "state", "passes", "memory", "target", "heads", "paper")
+_SECONDS_BETWEEN_RECORDS = 60.0
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
 
 
@@ -47,7 +53,8 @@ def compare(
     problem: Annotated[
         str,
         typer.Argument(
-            metavar="PROBLEM", help="PROBLEM.toml or module:function; or an earlier comparison's folder, to show it."
+            metavar="PROBLEM",
+            help="PROBLEM.toml or module:function; or an earlier comparison's folder or records, to show it.",
         ),
     ],
     methods: Annotated[
@@ -90,6 +97,11 @@ def compare(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of a recipe file, e.g. steps=500.")
     ] = None,
+    records: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.json", help="Also keep the numbers of all runs in one file, made to be committed."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run and cost, and stop.")] = False,
     as_json: Json = False,
 ) -> None:
     """Compare methods over targets and seeds: Δ_m, intervals, costs.
@@ -99,15 +111,8 @@ def compare(
     """
     from forkmerge.cli import overrides_from  # it imports this module
 
-    if Path(problem).is_dir():
-        changing = ("--methods", "--targets", "--seeds", "--tune", "--set", "--equal-labels", "--equal-compute")
-        given = [word for word in sys.argv if word.split("=")[0] in changing]
-        if given:
-            raise ConfigError(
-                f"{problem} is an earlier comparison, which is only shown: to change {given[0]}, give the problem "
-                f"and --out {problem}."
-            )
-        _finish(Path(problem), as_json)
+    if Path(problem).is_dir() or problem.endswith(".json"):
+        _show_earlier(problem, records, as_json)
         return
     console, overrides = stderr(), overrides_from({}, settings or [])
     with stdout_for_json(as_json):
@@ -123,11 +128,56 @@ def compare(
             equal_labels=equal_labels,
             equal_compute=equal_compute,
         )
+        foresight = foresee_comparison(comparison, workers) if dry_run else None
+    if foresight is not None:
+        print_json(asdict(foresight)) if as_json else _show([foresight_table(foresight)])
+        return
+    with stdout_for_json(as_json):
         folder = out or Path("runs") / f"compare-{_stem(problem)}"
         interrupts = interruptible(console, lambda: _how_to_go_on(folder))
-        with interrupts, readable_warnings(console), watching_runs(console, workers) as watch:
-            run_comparison(comparison, folder, workers=workers, watch=watch)
+        with (
+            interrupts,
+            readable_warnings(console),
+            watching_runs(console, workers) as watch,
+            keeping_records(folder, records, watch) as watch_and_keep,
+        ):
+            run_comparison(comparison, folder, workers=workers, watch=watch_and_keep)
     _finish(folder, as_json)
+
+
+def _show_earlier(problem: str, records: Path | None, as_json: bool) -> None:
+    changing = ("--methods", "--targets", "--seeds", "--tune", "--set", "--equal-labels", "--equal-compute")
+    given = [word for word in sys.argv if word.split("=")[0] in changing]
+    if given:
+        raise ConfigError(
+            f"{problem} is an earlier comparison, which is only shown: to change {given[0]}, give the problem "
+            f"and --out {problem}."
+        )
+    if records is not None:
+        write_records(problem, records)
+    _finish(Path(problem), as_json)
+
+
+@contextmanager
+def keeping_records(folder: Path, file: Path | None, watch: Watch) -> Iterator[Watch]:
+    """Write a comparison's records into a file while it runs, now and then, and at its end, however that comes."""
+    if file is None:
+        yield watch
+        return
+    written = time.monotonic()
+
+    def keep(event: Mapping[str, Any]) -> None:
+        nonlocal written
+        watch(event)
+        if event["event"] == "end" and time.monotonic() - written >= _SECONDS_BETWEEN_RECORDS:
+            write_records(folder, file)
+            written = time.monotonic()
+
+    try:
+        yield keep
+    finally:
+        if read_plan(folder) is not None:
+            write_records(folder, file)
 
 
 def methods(
@@ -199,7 +249,8 @@ def _finish(folder: Path, as_json: bool) -> None:
         print_json(data)
     else:
         _show(tables_from(folder))
-        say(stdout(), "\nwritten to " + ", ".join(data["files"]))
+        if data["files"]:
+            say(stdout(), "\nwritten to " + ", ".join(data["files"]))
     if data["failures"]:
         count = len(data["failures"])
         say(stderr(), f"{count} run{'s' * (count > 1)} failed; the same command tries again.", style="red")

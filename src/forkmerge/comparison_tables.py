@@ -11,9 +11,9 @@ from typing import Any
 from forkmerge.codec import encode, plain
 from forkmerge.contenders import contender_from
 from forkmerge.disk import write_atomically
-from forkmerge.errors import ForkMergeError, StoreError
+from forkmerge.errors import ForkMergeError
 from forkmerge.methods import METHODS, facts_of
-from forkmerge.outcomes import read_outcomes, read_plan
+from forkmerge.records import read_comparison
 from forkmerge.statistics import Paired
 from forkmerge.summary import Cost, Standing, Summary, summarise
 from forkmerge.tables import Cell, Column, Table, to_csv, to_latex, to_markdown
@@ -30,23 +30,25 @@ _SPLITS = {
 
 
 def summary_from(out: str | os.PathLike[str]) -> Summary:
-    """Return the numbers of a comparison from its folder."""
-    plan = read_plan(out)
-    if plan is None:
-        raise StoreError(f"{os.fspath(out)} is not the folder of a comparison: it holds no plan.json.")
-    return summarise(read_outcomes(out), plan)
+    """Return the numbers of a comparison from its folder, or from a file of records."""
+    plan, outcomes = read_comparison(out)
+    return summarise(outcomes, plan)
 
 
 def tables_from(out: str | os.PathLike[str]) -> list[Table]:
-    """Return the tables of a comparison from its folder: one per target, then Δ_m and the costs."""
+    """Return the tables of a comparison, from its folder or a file of records: one per target, then Δ_m and costs."""
     return tables_of(summary_from(out))
 
 
 def write_tables(out: str | os.PathLike[str]) -> dict[str, Any]:
-    """Write the tables into a comparison's folder and return what comparison.json holds."""
-    summary, folder = summary_from(out), Path(out)
+    """Write the tables into a comparison's folder and return what comparison.json holds; a file is only read."""
+    plan, outcomes = read_comparison(out)
+    summary, folder = summarise(outcomes, plan), Path(out)
     tables = tables_of(summary)
-    data: dict[str, Any] = {**asdict(summary), "plan": read_plan(out), "files": [str(folder / name) for name in FILES]}
+    data: dict[str, Any] = {**asdict(summary), "plan": plan, "files": []}
+    if folder.is_file():
+        return data
+    data["files"] = [str(folder / name) for name in FILES]
     forms = (to_markdown(tables), to_csv(tables), to_latex(tables))
     for name, text in zip(FILES, (*forms, encode(plain(data), 2).decode()), strict=True):
         write_atomically(folder / name, text.encode())

@@ -38,7 +38,7 @@ from forkmerge.outcomes import PLAN, Outcome, read_outcome, read_plan, write_pla
 from forkmerge.pool import Failure, run_calls
 from forkmerge.pretraining import pretrained
 from forkmerge.problem import Problem
-from forkmerge.recipe import Recipe, load_recipe, read_settings, with_seed
+from forkmerge.recipe import Recipe, load_recipe, read_settings, source_for
 from forkmerge.store import _take_lock
 from forkmerge.trial import Trial, run_trial, safe_name, workload
 
@@ -229,7 +229,7 @@ def _note_plan(comparison: Comparison, folder: Path, watch: Watch) -> None:
     write_plan(folder, new)
 
 
-def _settings(comparison: Comparison, method: Contender) -> list[dict[str, Any]]:
+def settings_of(comparison: Comparison, method: Contender) -> list[dict[str, Any]]:
     """Return what tuning tries for a method: all combinations of the options that mean something to it."""
     keys = [key for key in comparison.tune if takes(method, comparison.recipe, key)]
     return [dict(zip(keys, values, strict=True)) for values in product(*(comparison.tune[key] for key in keys))]
@@ -237,7 +237,7 @@ def _settings(comparison: Comparison, method: Contender) -> list[dict[str, Any]]
 
 def _tuning_trials(comparison: Comparison, out: Path) -> Iterator[Trial]:
     for seed, target, method in _grid(comparison, comparison.seeds[: comparison.tune_seeds]):
-        settings = _settings(comparison, method)
+        settings = settings_of(comparison, method)
         if len(settings) > 1:
             yield from (_trial(comparison, out, method, target, seed, setting, "tuning") for setting in settings)
 
@@ -245,7 +245,7 @@ def _tuning_trials(comparison: Comparison, out: Path) -> Iterator[Trial]:
 def _final_trials(comparison: Comparison, out: Path) -> Iterator[Trial]:
     chosen: dict[tuple[str, str], dict[str, Any] | None] = {}
     for seed, target, method in _grid(comparison, comparison.seeds):
-        settings = _settings(comparison, method)
+        settings = settings_of(comparison, method)
         if (target, method.word) not in chosen:
             tuned = len(settings) > 1
             choice = choose_setting(comparison, out, method, target) if tuned else settings[0]
@@ -263,7 +263,7 @@ def _grid(comparison: Comparison, seeds: Sequence[int]) -> Iterator[tuple[int, s
 
 def choose_setting(comparison: Comparison, out: Path, method: Contender, target: str) -> dict[str, Any] | None:
     """Return the setting that is best on validation, on average over the tuning seeds; None if all have failed."""
-    settings = _settings(comparison, method)
+    settings = settings_of(comparison, method)
     totals = [0.0] * len(settings)
     for seed in comparison.seeds[: comparison.tune_seeds]:
         trials = [_trial(comparison, out, method, target, seed, setting, "tuning") for setting in settings]
@@ -290,8 +290,7 @@ def _trial(
     recipe = comparison.recipe
     work = workload(method.algorithm(recipe, refit=refit), recipe.problem, recipe.steps)
     weighs = kind == "final" and seed == comparison.seeds[0]
-    source = {**recipe.source, "settings": {**recipe.source["settings"], "target": target}}
-    return Trial(with_seed(source, seed), str(out), record, refit, weighs, work)
+    return Trial(source_for(recipe.source, seed, target), str(out), record, refit, weighs, work)
 
 
 def _target_folder(problem: Problem, target: str) -> str:

@@ -37,6 +37,10 @@ class Outcome:
         steps: T.
         seconds: Time of training, validation and merging, over all branches.
         memory: Model sizes that the run's tensors take, activations apart; None if unknown.
+        phases: The same time by phase: train, rank, search, merge.
+        rounds: What every round of the search found: the step of its merge, the merge's score and metrics on
+            validation, coefficients, and scores of branches, where there are several.
+        relevance: λ by task, over all rounds.
         notes: What a reader should know.
         error: Why there is no result, if there is none.
         details: The traceback behind it.
@@ -57,6 +61,9 @@ class Outcome:
     steps: int = 0
     seconds: float = 0.0
     memory: float | None = None
+    phases: dict[str, float] = field(default_factory=dict)
+    rounds: list[dict[str, Any]] = field(default_factory=list)
+    relevance: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     error: str | None = None
     details: str = ""
@@ -83,9 +90,13 @@ def read_outcome(out: Path, file: str) -> Outcome | None:
     path = out / file
     if not path.is_file():
         return None
-    data = _read(path)
+    return outcome_from(_read(path)["outcome"])
+
+
+def outcome_from(data: Mapping[str, Any]) -> Outcome:
+    """Return a record from its plain form; one written before a field existed has its default."""
     known = {item.name for item in fields(Outcome)}
-    return Outcome(**{key: value for key, value in data["outcome"].items() if key in known})
+    return Outcome(**{key: value for key, value in data.items() if key in known})
 
 
 def read_outcomes(out: str | os.PathLike[str]) -> list[Outcome]:

@@ -29,7 +29,7 @@ from forkmerge.feed import read_examples
 from forkmerge.order import derive, random_state_kept, set_random_state
 from forkmerge.pool import using_threads
 from forkmerge.problem import Context, Problem
-from forkmerge.recipe import Recipe, recipe_from, with_seed
+from forkmerge.recipe import Recipe, recipe_from, source_for
 from forkmerge.scoring import device_of
 from forkmerge.store import RunFolder, _flock
 
@@ -58,7 +58,7 @@ class Pretraining:
         seed = self.source["settings"].get("seed", 0)
         with random_state_kept():
             set_random_state(derive(seed, "recipe"))
-            found = recipe_from(with_seed(self.source, seed))
+            found = recipe_from(source_for(self.source, seed))
         options = {"seed": seed, "threads": 1, "checkpoint_every": max(found.steps // 10, 1), **found.options}
         return replace(found, algorithm=SingleTask(), options=options)
 
@@ -238,6 +238,11 @@ def _folder(key: str) -> Path:
     return disk.cache_folder("pretrained") / key
 
 
+def is_done(key: str) -> bool:
+    """Whether the weights of a key are kept."""
+    return (_folder(key) / "result.json").exists()
+
+
 @contextmanager
 def _locked(key: str, pretraining: Pretraining, say: Say) -> Iterator[None]:
     """Hold the lock of a key, waiting for it as long as another process does."""
@@ -256,7 +261,7 @@ def _locked(key: str, pretraining: Pretraining, say: Say) -> Iterator[None]:
 def _read(key: str, say: Say) -> dict[str, Tensor] | None:
     """Return the kept weights, or None where there are none yet; damaged ones are thrown away."""
     folder = _folder(key)
-    if not (folder / "result.json").exists():
+    if not is_done(key):
         return None
     try:
         return RunFolder.open(folder, lock=False).model_tensors()

@@ -137,9 +137,9 @@ def recipe_from(source: Mapping[str, Any]) -> Recipe:
     return replace(recipe, source={**source, "code": _code_hash(function)})
 
 
-def with_seed(source: Mapping[str, Any], seed: int) -> dict[str, Any]:
-    """Return a source with a seed, which the recipe's function gets, too, if it takes one."""
-    settings = {**source["settings"], "seed": seed}
+def source_for(source: Mapping[str, Any], seed: int, target: str | None = None) -> dict[str, Any]:
+    """Return a source with a target and a seed, which the recipe's function gets, too, if it takes one."""
+    settings = {**source["settings"], "seed": seed, **({} if target is None else {"target": target})}
     function = _find_function(str(settings["recipe"]), list(source["folders"]))
     if "seed" in inspect.signature(function).parameters:
         settings["arguments"] = {**settings.get("arguments", {}), "seed": seed}

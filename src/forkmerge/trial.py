@@ -21,7 +21,7 @@ from forkmerge.plan import count_steps, foresee_rounds, plan_run
 from forkmerge.pool import using_threads
 from forkmerge.problem import Problem
 from forkmerge.recipe import Recipe, recipe_from
-from forkmerge.run import Run
+from forkmerge.run import Round, Run
 from forkmerge.sealed import measure_test
 from forkmerge.workers import Tell
 
@@ -105,8 +105,19 @@ def _results(recipe: Recipe, run: Run, trial: Trial) -> dict[str, Any]:
         "steps": recipe.steps,
         "seconds": sum(run.seconds.values()),
         "memory": memory,
+        "phases": dict(run.seconds),
+        "rounds": plain([_round(each) for each in run.searched]),
+        "relevance": plain(run.relevance) if len(run.relevance) > 1 else {},
         "notes": run.notes,
     }
+
+
+def _round(found: Round) -> dict[str, Any]:
+    short: dict[str, Any] = {"end": found.end, "score": found.score, "metrics": found.metrics}
+    if len(found.branches) > 1:
+        short["coefficients"] = found.coefficients
+        short["branches"] = {name: branch.score for name, branch in found.branches.items()}
+    return short
 
 
 def _memory(recipe: Recipe) -> float | None:

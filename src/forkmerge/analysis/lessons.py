@@ -17,12 +17,11 @@ from forkmerge.analysis.heldout import confidence_discrepancy, heldout_loss, rea
 from forkmerge.analysis.plaindata import Result
 from forkmerge.branch import Mixture
 from forkmerge.errors import ProblemError, unknown_name
-from forkmerge.experiment import _source
 from forkmerge.mixtures import ALONE
 from forkmerge.order import derive, random_state_kept, set_random_state
 from forkmerge.pool import Failure, run_calls, using_threads
 from forkmerge.problem import Problem
-from forkmerge.recipe import Recipe, recipe_from
+from forkmerge.recipe import Recipe, recipe_from, source_for
 from forkmerge.run import Run
 from forkmerge.scoring import measure
 from forkmerge.workers import Tell
@@ -53,7 +52,7 @@ class SeededSource:
         """Return the recipe of a seed; data or weights that its function draws depend on the seed alone."""
         with random_state_kept():
             set_random_state(derive(seed, "recipe"))
-            return recipe_from(_source(recipe_from(self.source), self.target, seed))
+            return recipe_from(source_for(self.source, seed, self.target))
 
 
 def equal_weights(recipe: Recipe, auxiliary: str, weight: float, method: str | None = None) -> Algorithm:
