@@ -88,7 +88,7 @@ def _record(outcome: Outcome) -> dict[str, Any]:
         rounds=_rounded(outcome.rounds),
         relevance=_rounded(outcome.relevance),
     )
-    data: dict[str, Any] = plain(asdict(short))
+    data = dict(plain(asdict(short)))  # type: ignore[arg-type]  # a dataclass becomes a dict
     always = ("method", "label", "target", "seed", "kind")
     return _clean(  # type: ignore[no-any-return]
         {

@@ -106,8 +106,8 @@ def summarise(
     good = [outcome for outcome in finals if outcome.is_complete]
     targets = [target for target in plan["targets"] if any(outcome.target == target for outcome in good)]
     directions = {target: next(o.directions for o in good if o.target == target) for target in targets}
-    changes = {target: _changes(_of(good, target), directions[target], baseline) for target in targets}
-    overall = _average(list(changes.values()))
+    changes = changes_by_target(outcomes, plan, baseline)
+    overall = average_changes(changes)
     standings = {
         target: _standings(labels, _of(good, target), changes[target], baseline, confidence) for target in targets
     }
@@ -125,6 +125,26 @@ def summarise(
         settings=_settings(finals),
         failures=[_failure(outcome) for outcome in finals if not outcome.is_complete],
     )
+
+
+def changes_by_target(
+    outcomes: Sequence[Outcome], plan: Mapping[str, Any], baseline: str = "stl"
+) -> dict[str, dict[str, Scores]]:
+    """Return `{target: {method: {seed: relative change}}}`, for targets that have a result.
+
+    Args:
+        outcomes: The records of all runs.
+        plan: What is compared, as it was written.
+        baseline: The method whose mean over its seeds changes are relative to.
+    """
+    words = {method["word"] for method in plan["methods"]}
+    good = [o for o in outcomes if o.kind == "final" and o.method in words and o.is_complete]
+    found: dict[str, dict[str, Scores]] = {}
+    for target in plan["targets"]:
+        own = _of(good, target)
+        if own:
+            found[target] = _changes(own, own[0].directions, baseline)
+    return found
 
 
 def _of(outcomes: Iterable[Outcome], target: str) -> list[Outcome]:
@@ -149,13 +169,13 @@ def _changes(outcomes: Sequence[Outcome], directions: Mapping[str, int], baselin
     return dict(changes)
 
 
-def _average(targets: Sequence[Mapping[str, Scores]]) -> dict[str, Scores]:
+def average_changes(targets: Mapping[str, Mapping[str, Scores]]) -> dict[str, Scores]:
     """Return Δ_m by method and seed: the mean over targets, for seeds that have all of them."""
     if not targets:
         return {}
     result: dict[str, Scores] = {}
-    for method in targets[0]:
-        runs = [target.get(method, {}) for target in targets]
+    for method in next(iter(targets.values())):
+        runs = [target.get(method, {}) for target in targets.values()]
         seeds = [seed for seed in runs[0] if all(seed in run for run in runs)]
         if seeds:
             result[method] = {seed: fmean(run[seed] for run in runs) for seed in seeds}
