@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +25,7 @@ from forkmerge.datasets import aliexpress, domainnet, nyuv2
 from forkmerge.datasets._classify import SmallConvNet
 from forkmerge.experiment import plan_comparison
 from forkmerge.models import ESMM, MTAN, DenseModel, MMoE, ResNet, ViT
+from forkmerge.outcomes import read_outcome
 from forkmerge.plan import plan_run
 from forkmerge.recipe import load_recipe
 
@@ -64,6 +66,7 @@ def baselines() -> Facts:
 
 
 DOMAINS = partial(Facts, 50_000, 12_500, batch_size=48, targets=6)
+SHARED = f"{SGD} × {{'encoder.': 0.1}}"
 SHOP = partial(Facts, 571_800, 57_180, 8, 2048, "Adam(lr=0.001, weight_decay=1e-06)", 8, tune=INTERVALS)
 PRUNED = tuple(f"forkmerge-aux[prune_to={count}]" for count in (3, 4))
 FACTS = {
@@ -73,10 +76,10 @@ FACTS = {
     "nyuv2_grid": nyu(1, "stl", "ew", "grid", targets=1, interval=3160),
     "nyuv2_batch_32": nyu(1, "stl", "ew", steps=3800, interval=760, batch_size=32),
     "nyuv2_mtan": nyu(3, "stl", *AUXILIARY, "forkmerge-aux"),
-    "domainnet": DOMAINS(2, optimizer=f"{SGD} × {{'encoder.': 0.1}}", methods=PAPER, tune=RATES),
+    "domainnet": DOMAINS(2, optimizer=SHARED, methods=PAPER, tune=RATES),
     "domainnet_branches": DOMAINS(
         6,
-        optimizer=f"{SGD} × {{'encoder.': 0.1}}",
+        optimizer=SHARED,
         methods=("stl", "forkmerge", *PRUNED, "forkmerge-aux"),
         tune=RATES,
     ),
@@ -85,6 +88,7 @@ FACTS = {
         optimizer="AdamW(lr=0.001, weight_decay=0.05) × {'encoder.': 0.1}",
         methods=("stl", "ew", "autolambda", "posttrain", "forkmerge"),
     ),
+    "domainnet_analysis": Facts(25_000, 6_250, 6, 48, SHARED, 2, ("stl", "ew", "forkmerge-aux")),
     "aliexpress": SHOP(methods=(*PAPER[:-1], "forkmerge-aux")),
     "aliexpress_mmoe": SHOP(methods=("stl", *AUXILIARY, "forkmerge-aux")),
     "cifar10": ssl(3, 10_000, *S4L),
@@ -106,6 +110,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "svhn").mkdir()
     test_few_labels.write_svhn(folder / "svhn")
     torch.save(ThinResNet(50).state_dict(), folder / "resnet50-0676ba61.pth")
+    torch.save(small_encoder(18).state_dict(), folder / "resnet18-f37072fd.pth")
     torch.save(small_encoder(101).state_dict(), folder / "resnet101-63fe2227.pth")
     safetensors.torch.save_file(small_vit().state_dict(), folder / "vit_base_patch16_224_in21k.safetensors")
     return folder
@@ -119,8 +124,7 @@ class ThinResNet(ResNet):
 
 
 def small_encoder(depth: int) -> SmallConvNet:
-    assert depth == 101
-    return SmallConvNet(4)
+    return SmallConvNet({18: 2, 101: 4}[depth])
 
 
 def small_vit() -> ViT:
@@ -184,7 +188,7 @@ class TestRecipe:
 
     def test_its_first_lines_say_what_it_reruns_and_how(self, name: str) -> None:
         text = FILES[name].read_text("utf-8")
-        assert text.startswith(("# Table", "# Figure"))
+        assert text.startswith(("# Table", "# Figure", "# Section"))
         assert f"#     FORKMERGE_DATA=/data forkmerge compare recipes/paper/{name}.toml\n" in text
         assert max(map(len, text.splitlines())) <= 120
         assert f"`{name}.toml`" in (ROOT / "docs" / "recipes.md").read_text("utf-8")
@@ -217,3 +221,39 @@ def test_branches_of_a_sweep_are_those_of_the_table(data: Path) -> None:
         pruned = getattr(algorithm, "prune_to", None)
         found[method.word] = (branch_count(algorithm, recipe.problem), pruned)
     assert list(found.values()) == [(1, None), (2, None), (6, 3), (6, 4), (6, None)]
+
+
+def command(name: str, data: Path, **arguments: Any) -> list[str]:
+    given = changes(name, data, light=True)["arguments"] | arguments
+    options = [f"--set=arguments.{key}={json.dumps(value)}" for key, value in given.items()]
+    return ["compare", str(FILES[name]), *options, "--workers=1", "--json"]
+
+
+@pytest.mark.parametrize(
+    ("name", "runs", "steps"),
+    [
+        ("nyuv2_batch_32", 2 * 3 * 3, 2 * 3 * 3 * 3_800),
+        ("domainnet_branches", 5 * 6 * (3 + 3), 6 * (3 + 3) * 12_500 * (4 + 8 + (6 + 3 * 3) + (6 + 3 * 4) + 24)),
+        ("aliexpress_mmoe", 6 * 8 * 3 + 8 * (3 + 3), None),
+        ("svhn_baselines", 5 * 3, 5 * 3 * 200_000),
+    ],
+)
+def test_a_dry_run_of_a_table_trains_two_steps_of_every_method(
+    name: str, runs: int, steps: int | None, data: Path
+) -> None:
+    result = CliRunner().invoke(app, [*command(name, data), "--dry-run"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert [method["method"] for method in found["methods"]] == list(FACTS[name].methods)
+    assert found["runs"] == runs
+    assert steps is None or found["steps"] == steps
+
+
+def test_a_table_is_one_command(data: Path, tmp_path: Path) -> None:
+    """The four baselines of Table 6 beside single-task training, for two steps."""
+    out = tmp_path / "out"
+    result = CliRunner().invoke(app, [*command("cifar10_baselines", data, steps=2), "--seeds=1", f"--out={out}"])
+    assert result.exit_code == 0, result.output
+    records = [read_outcome(out, str(path.relative_to(out))) for path in out.glob("*/*.json")]
+    assert sorted(r.method for r in records if r) == sorted(FACTS["cifar10_baselines"].methods)
+    assert all(r and r.is_complete and r.split == "test" for r in records)
