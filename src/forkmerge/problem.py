@@ -14,8 +14,9 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import ConcatDataset, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset
 
+from forkmerge.dividing import join, part
 from forkmerge.errors import ProblemError, check_name, unknown_name
 from forkmerge.order import derive
 
@@ -291,14 +292,24 @@ class Problem:
         }
         return replace(self, streams=streams)
 
+    def for_development(self) -> Problem:
+        """Return the problem with a third of every task's training data in the place of its test split.
 
-def join(first: Dataset[Any], second: Dataset[Any]) -> Dataset[Any]:
-    """Concatenate two data sets; tensors stay tensors, so that they are still read by one indexed read."""
-    tensors = type(first) is TensorDataset and type(second) is TensorDataset
-    if tensors and len(first.tensors) == len(second.tensors):  # type: ignore[attr-defined]
-        pairs = zip(first.tensors, second.tensors, strict=True)  # type: ignore[attr-defined]
-        return TensorDataset(*(torch.cat(pair) for pair in pairs))
-    return ConcatDataset([first, second])
+        Settings may be chosen on it as often as one likes: the true test data is not in it.
+        """
+        test, streams = self.evaluations("test"), {}
+        for name, stream in self.stream_map.items():
+            kept, held = part(stream.dataset)
+            streams[name] = replace(stream, dataset=kept)
+            for task in stream.tasks:
+                if task in test and test[task].as_training is not None:
+                    raise ProblemError(
+                        f"the test data of task {task!r} has another form than its training data, so that no part of "
+                        "the one can take the place of the other: choose settings without development = true."
+                    )
+                if task in test:
+                    test[task] = replace(test[task], dataset=held)
+        return replace(self, streams=streams, test=test)
 
 
 def check_weight(name: str, task: str, weight: object) -> None:

@@ -39,6 +39,7 @@ _KEYS = (
     "training",
     "algorithm",
     "pretrain",
+    "development",
 )
 _TRAINING = (
     "clip_norm",
@@ -151,6 +152,8 @@ def _override(recipe: Recipe, settings: Mapping[str, Any]) -> Recipe:
     options = dict(recipe.options)
     if "target" in settings:
         changes["problem"] = recipe.problem.with_target(settings["target"])
+    if settings.get("development"):
+        changes["problem"] = changes.get("problem", recipe.problem).for_development()
     if "steps" in settings:
         changes["steps"] = settings["steps"]
     if "seed" in settings:

@@ -85,6 +85,35 @@ def semi_supervised(
     return semi.semi_supervised_recipe(data, auxiliaries, network, steps, batch_size, seed, radius=RADIUS)
 
 
+def pretraining(
+    width: int = 32,
+    steps: int = 2500,
+    batch_size: int = 64,
+    seed: int = 0,
+    root: str | None = None,
+    cache: str | None = None,
+) -> fm.Recipe:
+    """Return supervised training of the small network on all labels: what other small recipes start from.
+
+    Args:
+        width: Channels of the network's first layer.
+        steps: Training steps.
+        batch_size: Images per step.
+        seed: Draws the split, the network's first weights and the order of the data.
+        root: The folder; by default the one that FORKMERGE_DATA names.
+        cache: Where decoded images are kept.
+    """
+    data = splits(root, labels=None, seed=seed, cache=cache)
+    return fm.Recipe(
+        data.supervised(batch_size),
+        model=partial(small_classifier, {semi.TASK: data.classes}, width=width),
+        optimizer=fm.OptimizerOf("Adam", lr=1e-3),
+        steps=steps,
+        algorithm=fm.SingleTask(),
+        options={"seed": seed, "scheduler": fm.SchedulerOf("CosineAnnealingLR", T_max=steps)},
+    )
+
+
 def splits(
     root: Root = None,
     *,

@@ -31,7 +31,9 @@ def recipe(
     steps: int = 600,
     interval: int = 200,
     width: int = 32,
+    batch_size: int = 32,
     shared_head: bool = False,
+    score: Literal["accuracy", "nll"] = "accuracy",
     seed: int = 0,
     root: str | None = None,
     cache: str | None = None,
@@ -44,14 +46,16 @@ def recipe(
         steps: Training steps.
         interval: Steps between merges.
         width: Channels of the network's first layer.
+        batch_size: Images per step and task.
         shared_head: Whether all domains share one linear head; otherwise each has its own.
+        score: What validation measures, and searches go by; the test split is measured by accuracy in any case.
         seed: Draws the first weights, the order of the data and the augmentations.
         root: The folder; by default the one that FORKMERGE_DATA names.
         cache: Where decoded images are kept.
     """
     classes = dict.fromkeys(DOMAINS, CLASSES)
     return fm.Recipe(
-        problem(target, root, size=size, cache=cache),
+        problem(target, root, size=size, batch_size=batch_size, score=score, cache=cache),
         model=partial(small_classifier, classes, width=width, shared_head=shared_head),
         optimizer=fm.OptimizerOf("Adam", lr=1e-3),
         steps=steps,
@@ -67,6 +71,7 @@ def problem(
     size: int = 32,
     batch_size: int = 32,
     weights: Literal["loss", "sampling"] = "loss",
+    score: Literal["accuracy", "nll"] = "accuracy",
     cache: Root = None,
 ) -> fm.Problem:
     """Return one task per domain.
@@ -77,8 +82,12 @@ def problem(
         size: Side of the images.
         batch_size: Images per step and task.
         weights: What task weights mean; factors of losses, so that gradient methods have all tasks in a step.
+        score: What validation measures: accuracy, or the smoother −log p of the true class.
         cache: Where decoded images are kept.
     """
+    if score not in ("accuracy", "nll"):
+        raise fm.ProblemError(f"score must be 'accuracy' or 'nll', got {score!r}.")
+    metric = fm.accuracy if score == "accuracy" else fm.nll
     pack = Pack(data_folder(root, "PACS") / FILE, SOURCE)
     labels, domains, split = (pack[name].astype(np.int64) for name in ("labels", "domains", "split"))
     pixels = decode_pack(pack, "jpeg", "offsets", size, cache=cache)
@@ -92,6 +101,6 @@ def problem(
         ]
         streams[name] = fm.Stream(parts[0], ClassificationLosses(prepare), name, batch_size)
         predict = PredictClass(name, prepare)
-        validation[name] = fm.Evaluation(parts[1], fm.accuracy, predict=predict)
+        validation[name] = fm.Evaluation(parts[1], metric, predict=predict)
         test[name] = fm.Evaluation(parts[2], fm.accuracy, predict=predict)
     return fm.Problem(target, streams, validation, test, weights=weights)

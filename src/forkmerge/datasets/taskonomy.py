@@ -35,6 +35,7 @@ def recipe(
     steps: int = 600,
     interval: int = 200,
     width: int = 32,
+    batch_size: int = 16,
     seed: int = 0,
     root: str | None = None,
 ) -> fm.Recipe:
@@ -46,10 +47,11 @@ def recipe(
         steps: Training steps.
         interval: Steps between merges.
         width: Channels of the network's first layer, and inside its heads.
+        batch_size: Images per step.
         seed: Draws the first weights, the order of the data and the augmentations.
         root: The folder; by default the one that FORKMERGE_DATA names.
     """
-    found = problem(target, root, labels=labels)
+    found = problem(target, root, labels=labels, batch_size=batch_size)
     return fm.Recipe(
         found,
         model=partial(small_network, CLASSES[labels], width),
