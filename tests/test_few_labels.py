@@ -335,7 +335,7 @@ class TestSplits:
         assert first != other
 
     def test_label_all_images_where_no_number_is_given(self, tmp_path: Path) -> None:
-        found = self.parts(tmp_path, labels=None)
+        found = self.parts(tmp_path, labels="all")
         assert len(found.labelled) == len(found.unlabelled) == 70
 
     def test_refuse_more_labels_than_there_are(self, tmp_path: Path) -> None:

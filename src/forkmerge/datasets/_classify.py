@@ -128,7 +128,7 @@ class SmallConvNet(nn.Module):
         channels: Channels of what comes out.
     """
 
-    def __init__(self, width: int = 32, *, pool: bool = True) -> None:
+    def __init__(self, width: int = 16, *, pool: bool = True) -> None:
         super().__init__()
         self.channels, self.pool = 4 * width, pool
         inputs, layers = 3, list[nn.Module]()
@@ -144,6 +144,6 @@ class SmallConvNet(nn.Module):
         return torch.flatten(features.mean((2, 3)), 1) if self.pool else features
 
 
-def small_classifier(classes: Mapping[str, int], *, width: int = 32, shared_head: bool = False) -> Classifier:
+def small_classifier(classes: Mapping[str, int], *, width: int = 16, shared_head: bool = False) -> Classifier:
     """Return a small convolutional network with a head per task, or one for all."""
     return Classifier(SmallConvNet(width), classes, shared_head=shared_head)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -35,12 +36,12 @@ def recipe(
     network: semi.Network = "small",
     steps: int = 2000,
     seed: int = 0,
-    labels: int | None = LABELS,
+    labels: int | Literal["all"] = LABELS,
     validation: int = VALIDATION,
     root: str | None = None,
     cache: str | None = None,
 ) -> fm.Recipe:
-    """Return supervised training on the labelled images alone; `labels=None` labels all.
+    """Return supervised training on the labelled images alone; `labels="all"` labels all.
 
     Args:
         network: A small convolutional network for two cores, or the paper's.
@@ -85,39 +86,10 @@ def semi_supervised(
     return semi.semi_supervised_recipe(data, auxiliaries, network, steps, batch_size, seed, radius=RADIUS)
 
 
-def pretraining(
-    width: int = 32,
-    steps: int = 2500,
-    batch_size: int = 64,
-    seed: int = 0,
-    root: str | None = None,
-    cache: str | None = None,
-) -> fm.Recipe:
-    """Return supervised training of the small network on all labels: what other small recipes start from.
-
-    Args:
-        width: Channels of the network's first layer.
-        steps: Training steps.
-        batch_size: Images per step.
-        seed: Draws the split, the network's first weights and the order of the data.
-        root: The folder; by default the one that FORKMERGE_DATA names.
-        cache: Where decoded images are kept.
-    """
-    data = splits(root, labels=None, seed=seed, cache=cache)
-    return fm.Recipe(
-        data.supervised(batch_size),
-        model=partial(small_classifier, {semi.TASK: data.classes}, width=width),
-        optimizer=fm.OptimizerOf("Adam", lr=1e-3),
-        steps=steps,
-        algorithm=fm.SingleTask(),
-        options={"seed": seed, "scheduler": fm.SchedulerOf("CosineAnnealingLR", T_max=steps)},
-    )
-
-
 def splits(
     root: Root = None,
     *,
-    labels: int | None = LABELS,
+    labels: int | Literal["all"] = LABELS,
     validation: int = VALIDATION,
     seed: int = 0,
     check_counts: bool = True,
@@ -127,7 +99,7 @@ def splits(
 
     Args:
         root: The folder; by default the one that FORKMERGE_DATA names.
-        labels: How many training images keep their label; None for all.
+        labels: How many training images keep their label; "all" for all.
         validation: How many training images are held out.
         seed: Draws both.
         check_counts: Whether there must be as many images as in the paper.

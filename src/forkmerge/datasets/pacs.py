@@ -30,7 +30,7 @@ def recipe(
     size: int = 32,
     steps: int = 600,
     interval: int = 200,
-    width: int = 32,
+    width: int = 16,
     batch_size: int = 32,
     shared_head: bool = False,
     score: Literal["accuracy", "nll"] = "accuracy",

@@ -151,7 +151,7 @@ def _rate(network: Network) -> float:
 
 
 def split(
-    data: Images, labels: int | None, validation: int, seed: int, classes: int, preparation: Preparation
+    data: Images, labels: int | Literal["all"], validation: int, seed: int, classes: int, preparation: Preparation
 ) -> SemiSplits:
     """Draw the validation images from the training images, and of the others the labelled ones.
 
@@ -160,7 +160,7 @@ def split(
 
     Args:
         data: All images.
-        labels: How many keep their label; None for all.
+        labels: How many keep their label, or "all".
         validation: How many images to validate on.
         seed: Draws both.
         classes: How many classes there are.
@@ -170,17 +170,18 @@ def split(
         Oliver et al., Realistic Evaluation of Deep Semi-Supervised Learning Algorithms, NeurIPS 2018.
     """
     size = len(data.classes)
-    for name, value in (("labels", labels), ("validation", validation)):
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+    wanted = 1 if labels == "all" else labels
+    for name, value in (("labels", wanted), ("validation", validation)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise fm.ProblemError(f"{name} must be a positive integer, got {value!r}.")
-    if validation + (labels or 1) > size:
+    if validation + wanted > size:
         raise fm.ProblemError(f"{labels} labels and {validation} validation images are more than the {size} images.")
     order = torch.randperm(size, generator=torch.Generator().manual_seed(derive(seed, "semi-supervised")))
     held, rest = order[:validation].sort().values, order[validation:]
-    chosen = rest if labels is None else _spread(rest, data.classes, labels, classes)
+    chosen = rest if labels == "all" else _spread(rest, data.classes, labels, classes)
     mask = torch.zeros(size, dtype=torch.bool)
     mask[rest] = True
-    mask[chosen] = labels is None  # images without labels: all of them where all have one
+    mask[chosen] = labels == "all"  # images without labels: all of them where all have one
     chosen = chosen.sort().values
     return SemiSplits(
         labelled=TensorDataset(data.images[chosen], data.classes[chosen]),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -33,7 +34,7 @@ def recipe(
     network: semi.Network = "small",
     steps: int = 2000,
     seed: int = 0,
-    labels: int | None = LABELS,
+    labels: int | Literal["all"] = LABELS,
     validation: int = VALIDATION,
     root: str | None = None,
     cache: str | None = None,
@@ -63,7 +64,7 @@ def semi_supervised(
 def splits(
     root: Root = None,
     *,
-    labels: int | None = LABELS,
+    labels: int | Literal["all"] = LABELS,
     validation: int = VALIDATION,
     seed: int = 0,
     check_counts: bool = True,

@@ -34,7 +34,7 @@ def recipe(
     labels: Literal["surfseg", "semseg"] = "surfseg",
     steps: int = 600,
     interval: int = 200,
-    width: int = 32,
+    width: int = 16,
     batch_size: int = 16,
     seed: int = 0,
     root: str | None = None,
@@ -62,7 +62,7 @@ def recipe(
     )
 
 
-def small_network(classes: int, width: int = 32) -> DenseModel:
+def small_network(classes: int, width: int = 16) -> DenseModel:
     """Return a small encoder whose last map has an eighth of the image's size, and a small pyramid per task."""
     outputs = {"segmentation": classes, "depth": 1, "normal": 3}
     return DenseModel(SmallConvNet(width, pool=False), outputs, rates=(1, 2, 3), width=width)
