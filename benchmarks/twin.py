@@ -280,9 +280,10 @@ def section(results: Mapping[str, Any]) -> Section:
         ],
         [
             f"A ResNet-18-like network of width {results['setting']['width']} at 8×8, B=3, "
-            f"V={results['setting']['validation']}, Δt={results['setting']['interval']}, batch {results['setting']['batch']}, {results['rounds']} rounds, "
-            f"{results['step_ms']:.0f} ms a step. `benchmarks/twin.py` is the loop; on a small setting the weights "
-            f"both end with differ by {results['difference']:.0e} of the largest. Its own search found "
+            f"V={results['setting']['validation']}, Δt={results['setting']['interval']}, "
+            f"batch {results['setting']['batch']}, {results['rounds']} rounds, {results['step_ms']:.0f} ms a step. "
+            "`benchmarks/twin.py` is the loop; on a small setting the weights both end with "
+            f"differ by {results['difference']:.0e} of the largest. Its own search found "
             f"{'the same' if results['same_coefficients'] else 'other'} coefficients."
         ],
     )
