@@ -137,7 +137,7 @@ def time_case(name: str, rounds: int, quick: bool) -> dict[str, Any]:
 
 def time_seeds(rounds: int, quick: bool) -> dict[str, Any]:
     """Time the seeds of a comparison, and what two processes take that do nothing."""
-    count, steps = (2, 2) if quick else (4, 100)
+    count, steps = (2, 2) if quick else (4, 40)
     found = interleave({ONE: seeds(1, count, steps), TWO: seeds(2, count, steps)}, ONE, rounds=rounds, warm_up=0)
     idle = interleave({TWO: seeds(2, 2, 1)}, TWO, rounds=1, warm_up=0)[TWO].seconds or 0.0
     one, two = found[ONE].seconds or 0.0, found[TWO].seconds or 0.0

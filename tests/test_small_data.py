@@ -203,7 +203,7 @@ class TestTaskonomy:
     def test_other_labels_can_be_segmented(self, folder: Path) -> None:
         write_taskonomy(folder)
         recipe = taskonomy.recipe(labels="semseg")
-        assert recipe.model().heads["segmentation"](torch.zeros(2, 128, 8, 8), (64, 64)).shape == (2, 17, 64, 64)
+        assert recipe.model().heads["segmentation"](torch.zeros(2, 64, 8, 8), (64, 64)).shape == (2, 17, 64, 64)
         with pytest.raises(fm.ProblemError, match="'surfseg' or 'semseg'"):
             taskonomy.problem(labels="objects")  # type: ignore[arg-type]
 
