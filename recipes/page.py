@@ -1,0 +1,186 @@
+"""`./run results`: docs/results.md from the records in results/, and from nothing else.
+
+python recipes/page.py             make the page
+python recipes/page.py NAME …      run recipes/small/NAME.toml, or go on with it, keep its records, make the page
+python recipes/page.py --check     say whether the page is what the records give
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+
+from claims import claims_table
+from setting import Setting, mean, percent, read_settings, show_paired
+
+from forkmerge.comparison_tables import tables_of
+from forkmerge.tables import to_markdown
+
+ROOT = Path(__file__).resolve().parent.parent
+RECIPES, RECORDS, PAGE = ROOT / "recipes" / "small", ROOT / "results", ROOT / "docs" / "results.md"
+
+_HEAD = """# Results on small real data
+
+Made by `./run results` from the records in `results/`; `./run results NAME` runs `recipes/small/NAME.toml` again.
+
+Δ is the mean over a target's metrics of the signed relative change against the mean of single-task training (STL), in
+per cent; Δ_m is its mean over targets. Differences are paired over seeds, with the interval of the paired t at 95%, and
+w–t–l: seeds won, tied and lost. Numbers are of the test split, which was read once per run, after its fit. Every
+choice, that of ForkMerge's form included, was made on validation data; the best other method was picked by the test
+numbers it is compared with, which favours it.
+"""
+
+
+def page(settings: Sequence[Setting]) -> str:
+    """Return the text of the page."""
+    if not settings:
+        return _HEAD + "\nThere are no records yet.\n"
+    lines = [_HEAD, "## Where ForkMerge is best, and where not", "", *map(_verdict, settings), ""]
+    for setting in settings:
+        lines += [*_section(setting), ""]
+    lines += ["## The paper's claims", "", "A claim holds where it does in every setting that tests it.", ""]
+    return "\n".join([*lines, *claims_table(settings)]).rstrip() + "\n"
+
+
+def _verdict(s: Setting) -> str:
+    """Say in one line how ForkMerge, in the form that validation chose, stands to the best of all others."""
+    if s.chosen is None or s.rival is None:
+        return f"- **{s.name}**: there is not enough to compare yet."
+    found, ours, theirs = s.paired(s.chosen, s.rival), s.labels[s.chosen], s.labels[s.rival]
+    if found is None:
+        return f"- **{s.name}**: {ours} and {theirs} have no seed in common."
+    if found.low is None or found.high is None:
+        how = "ahead of" if found.mean > 0 else "not ahead of"
+        words = f"{how} {theirs}, with one seed"
+    elif found.low > 0:
+        words = f"better than {theirs}, the best other method, beyond noise"
+    elif found.high < 0:
+        words = f"worse than {theirs}, the best other method, beyond noise"
+    else:
+        words = f"{'ahead of' if found.mean > 0 else 'behind'} {theirs}, the best other method, within noise"
+    return f"- **{s.name}**: {ours} is {words}: {show_paired(found)}."
+
+
+def _section(s: Setting) -> Iterator[str]:
+    settings = s.plan["settings"]
+    yield f"## {s.name}"
+    yield ""
+    size = f"{len(s.overall)} methods × {len(s.changes)} targets × {s.seeds} seeds"
+    before = settings.get("pretrain")
+    start = f", from weights pre-trained on `{before['recipe']}`" if before else ""
+    labels = " All methods were trained on training ∪ validation data in the end." if s.summary.equal_labels else ""
+    yield f"`{settings['recipe']}`{start}: {size}.{labels}"
+    yield from _headline(s)
+    yield from _validation(s)
+    yield from _compute(s)
+    yield from _coefficients(s)
+    tables = [replace(table, notes=()) for table in tables_of(s.summary)]
+    yield from ("", to_markdown(tables).strip())
+    notes = _notes(s)
+    yield from ["", *notes] if notes else []
+
+
+def _headline(s: Setting) -> Iterator[str]:
+    if s.rival is None or not s.forms:
+        return
+    yield from ("", f"Paired difference of Δ_m to {s.labels[s.rival]}, the best of all other methods:", "")
+    yield from ("| form | all targets | " + " | ".join(s.changes) + " |", "|---|---" + "|---" * len(s.changes) + "|")
+    for word in s.forms:
+        cells = [show_paired(s.paired(word, s.rival)), *(_target_cell(s, word, target) for target in s.changes)]
+        name = f"**{s.labels[word]}** (best on validation)" if word == s.chosen else s.labels[word]
+        yield f"| {name} | " + " | ".join(cells) + " |"
+
+
+def _target_cell(s: Setting, word: str, target: str) -> str:
+    """The difference to the best other method on one target."""
+    rival = max(s.others, key=lambda other: mean(s.changes[target][other]))
+    return f"{show_paired(s.paired(word, rival, target))} ({s.labels[rival]})"
+
+
+def _validation(s: Setting) -> Iterator[str]:
+    """Show how much of a gain on validation is left on test data: what searching on few examples costs."""
+    words = [word for word in dict.fromkeys([*s.forms, s.rival, "ew", "posttrain"]) if word in s.on_validation]
+    words = [word for word in words if word in s.overall]
+    if not words:
+        return
+    yield from ("", "| Δ_m | on validation | on test | left |", "|---|---|---|---|")
+    for word in words:
+        seen, kept = mean(s.on_validation[word]), mean(s.overall[word])
+        yield f"| {s.labels[word]} | {percent(seen)} | {percent(kept)} | {percent(kept - seen)} |"
+
+
+def _compute(s: Setting) -> Iterator[str]:
+    if s.chosen is None or not s.compute:
+        return
+    yield from ("", f"At equal compute, {s.labels[s.chosen]} minus what its compute would have bought otherwise:", "")
+    yield from ("| instead | difference of Δ_m |", "|---|---|")
+    for word in s.compute:
+        yield f"| {s.labels[word]} | {show_paired(s.paired(s.chosen, word))} |"
+
+
+def _coefficients(s: Setting) -> Iterator[str]:
+    """Show the coefficients of every round, averaged over seeds, for the plain forms."""
+    rows = []
+    for word in s.forms:
+        if s.contenders[word].options and word != s.chosen:
+            continue
+        for target in s.changes:
+            rounds = [outcome.rounds for outcome in s.finals(word, target)]
+            names = dict.fromkeys(name for each in rounds for r in each for name in r.get("coefficients", {}))
+            for name in names:
+                columns = zip(
+                    *([r.get("coefficients", {}).get(name, 0.0) for r in each] for each in rounds), strict=False
+                )
+                shown = [f"{fmean(column):.2f}" for column in columns]
+                rows.append((s.labels[word], target, name, " ".join(shown)))
+    if not rows:
+        return
+    yield from ("", "Coefficients round by round, mean over seeds:", "")
+    yield from ("| form | target | branch | rounds 1, 2, … |", "|---|---|---|---|")
+    yield from (f"| {' | '.join(row)} |" for row in rows)
+
+
+def _notes(s: Setting) -> list[str]:
+    lines = []
+    for target, chosen in s.summary.settings.items():
+        shown = "; ".join(
+            f"{label} {', '.join(f'{k} {v}' for k, v in setting.items())}" for label, setting in chosen.items()
+        )
+        lines.append(f"Chosen on validation for {target}: {shown}.")
+    return [*lines, *(f"Failed: {failure}." for failure in s.summary.failures)]
+
+
+def run(names: Sequence[str]) -> int:
+    """Run small recipes one after the other, each to the end or until it fails, and keep their records."""
+    worst = 0
+    for name in names:
+        file = RECIPES / f"{name}.toml"
+        if not file.is_file():
+            known = ", ".join(path.stem for path in sorted(RECIPES.glob("*.toml"))) or "none"
+            print(f"there is no recipe {name!r}. Known: {known}.", file=sys.stderr)
+            return 2
+        words = ["compare", str(file), "--out", str(ROOT / "runs" / "results" / name)]
+        words += ["--records", str(RECORDS / f"{name}.json")]
+        worst = max(worst, subprocess.run([sys.executable, "-m", "forkmerge.cli", *words], check=False).returncode)
+    return worst
+
+
+def main(words: Sequence[str]) -> int:
+    """Do what the words ask for."""
+    if list(words) == ["--check"]:
+        same = PAGE.is_file() and PAGE.read_text("utf-8") == page(read_settings(RECORDS))
+        print("the page is what the records give" if same else "the page is stale: type ./run results")
+        return 0 if same else 1
+    status = run(words)
+    if status != 2:
+        PAGE.write_text(page(read_settings(RECORDS)), "utf-8")
+        print(f"written to {PAGE.relative_to(ROOT)}")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

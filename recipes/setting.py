@@ -1,0 +1,133 @@
+"""The records of one comparison, and what the page of results asks of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from forkmerge.contenders import Contender, contender_from
+from forkmerge.outcomes import Outcome
+from forkmerge.records import read_comparison
+from forkmerge.statistics import Paired, compare_paired
+from forkmerge.summary import Scores, Summary, average_changes, changes_by_target, summarise
+
+FORMS = ("forkmerge", "forkmerge-aux", "recipe")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One comparison.
+
+    Args:
+        name: Of its recipe file.
+        plan: What was compared.
+        outcomes: The records of its runs.
+    """
+
+    name: str
+    plan: dict[str, Any]
+    outcomes: list[Outcome]
+
+    @cached_property
+    def summary(self) -> Summary:
+        return summarise(self.outcomes, self.plan)
+
+    @cached_property
+    def changes(self) -> dict[str, dict[str, Scores]]:
+        """Δ by target, method and seed, on test data."""
+        return changes_by_target(self.outcomes, self.plan)
+
+    @cached_property
+    def overall(self) -> dict[str, Scores]:
+        """Δ_m by method and seed, on test data."""
+        return average_changes(self.changes)
+
+    @cached_property
+    def on_validation(self) -> dict[str, Scores]:
+        """Δ_m by method and seed, on validation data, which choices are made by."""
+        seen = [replace(outcome, metrics=outcome.validation) for outcome in self.outcomes]
+        return average_changes(changes_by_target(seen, self.plan))
+
+    @cached_property
+    def contenders(self) -> dict[str, Contender]:
+        return {method["word"]: contender_from(method["word"]) for method in self.plan["methods"]}
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return {method["word"]: method["label"] for method in self.plan["methods"]}
+
+    @property
+    def forms(self) -> list[str]:
+        """ForkMerge in all its forms that have results on all targets."""
+        return [word for word, found in self.contenders.items() if found.base in FORMS and word in self.overall]
+
+    @property
+    def compute(self) -> list[str]:
+        """What ForkMerge's compute would have bought otherwise."""
+        extra = ("-uniform", "-best", "-average")
+        return [word for word, found in self.contenders.items() if found.base.endswith(extra) and word in self.overall]
+
+    @property
+    def others(self) -> list[str]:
+        """All methods that are neither."""
+        return [word for word in self.overall if word not in (*self.forms, *self.compute)]
+
+    @property
+    def seeds(self) -> int:
+        """Seeds that have results of all methods on all targets."""
+        return min((len(scores) for scores in self.overall.values()), default=0)
+
+    @property
+    def chosen(self) -> str | None:
+        """The form of ForkMerge that is best on validation."""
+        known = [word for word in self.forms if word in self.on_validation]
+        return max(known, key=lambda word: mean(self.on_validation[word]), default=None)
+
+    @property
+    def rival(self) -> str | None:
+        """The best of all other methods, by its mean on test data."""
+        return max(self.others, key=lambda word: mean(self.overall[word]), default=None)
+
+    def paired(self, ours: str, theirs: str, target: str | None = None) -> Paired | None:
+        """The paired difference between two methods, over all targets or on one."""
+        scores = self.overall if target is None else self.changes[target]
+        return compare_paired(scores.get(ours, {}), scores.get(theirs, {}))
+
+    def finals(self, word: str, target: str | None = None) -> list[Outcome]:
+        """The runs of a method that have a result."""
+        return [
+            o
+            for o in self.outcomes
+            if o.kind == "final" and o.method == word and o.is_complete and target in (None, o.target)
+        ]
+
+    def option(self, word: str, key: str) -> Any:
+        """An option that a word sets, or else the recipe's algorithm."""
+        own = dict(self.contenders[word].options)
+        algorithm = self.plan["settings"].get("algorithm", {})
+        return own.get(key, algorithm.get(key) if isinstance(algorithm, dict) else None)
+
+
+def mean(scores: Scores) -> float:
+    return fmean(scores.values())
+
+
+def read_settings(folder: Path) -> list[Setting]:
+    """Return the comparisons whose records lie in a folder, by name."""
+    return [Setting(path.stem, *read_comparison(path)) for path in sorted(folder.glob("*.json"))]
+
+
+def percent(value: float | None) -> str:
+    """Return a fraction in per cent, with its sign."""
+    return "–" if value is None else f"{100 * value:+.2f}".replace("-", "−")
+
+
+def show_paired(found: Paired | None) -> str:
+    """Return a paired difference with its interval and its wins, ties and losses."""
+    if found is None:
+        return "no seed in common"
+    interval = "" if found.low is None else f" [{percent(found.low)}, {percent(found.high)}]"
+    return f"{percent(found.mean)} %{interval}, {found.wins}–{found.ties}–{found.losses}"
