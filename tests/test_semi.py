@@ -309,6 +309,10 @@ class TestRecipe:
         assert len(run.rounds) == 2
         assert set(run.model.student.heads) == {"class", *({"rotation"} & set(auxiliaries))}
 
+    def test_the_small_network_may_be_narrower(self) -> None:
+        sizes = [sum(p.numel() for p in self.recipe(width=width).model().parameters()) for width in (8, 32)]
+        assert 10 * sizes[0] < sizes[1]
+
     def test_an_unknown_network_is_refused(self) -> None:
         with pytest.raises(fm.ProblemError, match="wrn-28-2"):
             self.recipe(network="wrn-28-10")

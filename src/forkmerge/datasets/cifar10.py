@@ -59,6 +59,7 @@ def recipe(
 def semi_supervised(
     auxiliaries: Sequence[str] = semi.S4L,
     network: semi.Network = "wrn-28-2",
+    width: int = 32,
     steps: int = semi.STEPS,
     batch_size: int = semi.BATCH,
     seed: int = 0,
@@ -73,6 +74,7 @@ def semi_supervised(
     Args:
         auxiliaries: What is learnt from the images without labels: tasks of `datasets.unlabelled`.
         network: The paper's, or a small convolutional network for two cores.
+        width: Channels of the small network's first layer.
         steps: Training steps.
         batch_size: Images per step and task.
         seed: Draws the split, the network's first weights, the order of the data and the augmentations.
@@ -83,7 +85,7 @@ def semi_supervised(
         check_counts: Whether there must be as many images as in the paper.
     """
     data = splits(root, labels=labels, validation=validation, seed=seed, check_counts=check_counts, cache=cache)
-    return semi.semi_supervised_recipe(data, auxiliaries, network, steps, batch_size, seed, radius=RADIUS)
+    return semi.semi_supervised_recipe(data, auxiliaries, network, steps, batch_size, seed, width=width, radius=RADIUS)
 
 
 def splits(

@@ -107,6 +107,7 @@ def semi_supervised_recipe(
     batch_size: int = BATCH,
     seed: int = 0,
     *,
+    width: int = 32,
     radius: float = 6.0,
 ) -> fm.Recipe:
     """Return the paper's setting: WRN-28-2, Adam 5e-3, ×0.2 at 160K of 200K steps, a merge every 10K.
@@ -122,6 +123,7 @@ def semi_supervised_recipe(
         steps: Training steps; schedule and merges follow.
         batch_size: Images per step and task.
         seed: Draws the first weights, the order of the data and the augmentations.
+        width: Channels of the small network's first layer.
         radius: ε of VAT.
     """
     heads = {TASK: data.classes, **({"rotation": ANGLES} if "rotation" in auxiliaries else {})}
@@ -130,7 +132,7 @@ def semi_supervised_recipe(
     decay = fm.SchedulerOf("MultiStepLR", milestones=[max(1, steps * 4 // 5)], gamma=0.2)
     return fm.Recipe(
         data.problem(auxiliaries, batch_size=batch_size, losses=losses),
-        model=partial(make_network, network, heads, teacher=True),
+        model=partial(make_network, network, heads, width=width, teacher=True),
         optimizer=fm.OptimizerOf("Adam", lr=_rate(network)),
         steps=steps,
         algorithm=fm.ForkMerge("per_auxiliary", interval=max(1, steps // 20)),
@@ -138,9 +140,9 @@ def semi_supervised_recipe(
     )
 
 
-def make_network(network: Network, classes: Mapping[str, int], *, teacher: bool = False) -> nn.Module:
+def make_network(network: Network, classes: Mapping[str, int], *, width: int = 32, teacher: bool = False) -> nn.Module:
     """Return a network of a name with a head per task, and where wanted its moving average with ARML's decay, 0.95."""
-    model = small_classifier(classes) if network == "small" else Classifier(WideResNet(28, 2), classes)
+    model = small_classifier(classes, width=width) if network == "small" else Classifier(WideResNet(28, 2), classes)
     return WithTeacher(model, 0.95) if teacher else model
 
 

@@ -47,6 +47,7 @@ def recipe(
 def semi_supervised(
     auxiliaries: Sequence[str] = semi.S4L,
     network: semi.Network = "wrn-28-2",
+    width: int = 32,
     steps: int = semi.STEPS,
     batch_size: int = semi.BATCH,
     seed: int = 0,
@@ -58,7 +59,7 @@ def semi_supervised(
 ) -> fm.Recipe:
     """Return the paper's semi-supervised setting (see `cifar10.semi_supervised`)."""
     data = splits(root, labels=labels, validation=validation, seed=seed, check_counts=check_counts, cache=cache)
-    return semi.semi_supervised_recipe(data, auxiliaries, network, steps, batch_size, seed, radius=RADIUS)
+    return semi.semi_supervised_recipe(data, auxiliaries, network, steps, batch_size, seed, width=width, radius=RADIUS)
 
 
 def splits(
