@@ -105,7 +105,7 @@ def _validation(s: Setting) -> Iterator[str]:
     """Show how much of a gain on validation is left on test data: what searching on few examples costs."""
     words = [word for word in dict.fromkeys([*s.forms, s.rival, "ew", "posttrain"]) if word in s.on_validation]
     words = [word for word in words if word in s.overall]
-    if not words:
+    if not words or "stl" not in s.on_validation:
         return
     yield from ("", "| Δ_m | on validation | on test | left |", "|---|---|---|---|")
     for word in words:

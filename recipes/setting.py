@@ -47,9 +47,17 @@ class Setting:
 
     @cached_property
     def on_validation(self) -> dict[str, Scores]:
-        """Δ_m by method and seed, on validation data, which choices are made by."""
+        """Δ_m by method and seed, on validation data, which choices are made by.
+
+        Methods that were trained on the validation data in the end, and searched nothing before, have no such metrics;
+        where single-task training is one of them, the first form of ForkMerge takes its place.
+        """
         seen = [replace(outcome, metrics=outcome.validation) for outcome in self.outcomes]
-        return average_changes(changes_by_target(seen, self.plan))
+        for baseline in ("stl", *self.forms):
+            found = average_changes(changes_by_target(seen, self.plan, baseline))
+            if found:
+                return found
+        return {}
 
     @cached_property
     def contenders(self) -> dict[str, Contender]:

@@ -134,6 +134,17 @@ def test_the_form_is_chosen_on_validation_and_not_on_test(scripts):
     assert setting.Setting("x", plan, turned).chosen == "forkmerge"
 
 
+def test_with_equal_labels_single_task_training_has_no_validation_and_a_form_is_chosen_all_the_same(scripts):
+    page, _, setting = scripts
+    plan, outcomes = made({"stl": 0.0, "ew": 1.0, "forkmerge": 2.0, "forkmerge-aux": 3.0})
+    plain = [o if o.method.startswith("forkmerge") else replace(o, validation={}) for o in outcomes]
+    found = setting.Setting("x", {**plan, "equal_labels": True}, plain)
+    assert found.chosen == "forkmerge-aux"
+    text = page.page([found])
+    assert "All methods were trained on training ∪ validation data in the end." in text
+    assert "on validation | on test" not in text
+
+
 def test_claims_are_decided_from_the_numbers(scripts):
     _, claims, setting = scripts
     good = verdicts(claims, [setting.Setting("good", *made(GAINS))])

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from forkmerge import __version__, disk
+from forkmerge.ahead import move
 from forkmerge.algorithms import SingleTask
 from forkmerge.algorithms._composed import is_started
 from forkmerge.algorithms._fit import ModelOrFactory, build_model
@@ -214,7 +215,7 @@ def _look_at(problem: Problem, name: str, model: nn.Module, seed: int) -> list[A
     digest = _digest(batch)
     set_random_state(derive(seed, name, "look"))
     with torch.no_grad():
-        loss = stream.losses(model.to(device_of(model)).train(), batch, [problem.target], Context(0, seed))
+        loss = stream.losses(model.train(), move(batch, device_of(model)), [problem.target], Context(0, seed))
     value = loss.get(problem.target)
     return [count, stream.batch_size, digest, "" if value is None else f"{float(value):.3g}"]
 
