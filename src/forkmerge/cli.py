@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from forkmerge import __version__, compare_cli, diagnose_cli
+from forkmerge import __version__, compare_cli, diagnose_cli, report_cli
 from forkmerge.algorithms._composed import Composed
 from forkmerge.console import Tracker, say, watching
 from forkmerge.errors import ConfigError, ForkMergeError, StoreError, command
@@ -238,7 +238,9 @@ def _train(recipe: Recipe, folder: Path, *, workers: int | None, resume: bool, a
         print_json({"folder": str(folder), **finished.to_json()})
         return
     show_run(stdout(), finished)
-    say(stdout(), f"\nkept in {folder}; `{command(f'export {shlex.quote(str(folder))} OUT')}` writes the model.")
+    place = shlex.quote(str(folder))
+    say(stdout(), f"\nkept in {folder}; `{command(f'export {place} OUT')}` writes the model.")
+    say(stdout(), f"`{command(f'report {place}')}` writes a page with its figures.")
 
 
 def _how_to_go_on(folder: Path, tracker: Tracker) -> str | None:
@@ -274,6 +276,7 @@ def _show(story: Story, as_json: bool) -> None:
 
 compare_cli.register(app)
 diagnose_cli.register(app)
+report_cli.register(app)
 
 
 def main() -> None:

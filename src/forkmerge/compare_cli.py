@@ -251,6 +251,7 @@ def _finish(folder: Path, as_json: bool) -> None:
         _show(tables_from(folder))
         if data["files"]:
             say(stdout(), "\nwritten to " + ", ".join(data["files"]))
+        say(stdout(), f"`{command(f'report {shlex.quote(str(folder))}')}` writes a page with figures.")
     if data["failures"]:
         count = len(data["failures"])
         say(stderr(), f"{count} run{'s' * (count > 1)} failed; the same command tries again.", style="red")

@@ -67,6 +67,7 @@ def diagnose(
         return
     _show([verdict_table(found)])
     say(stdout(), f"\nwritten to {folder / 'diagnosis.json'}")
+    say(stdout(), f"`{command(f'report {shlex.quote(str(folder))}')}` writes a page with figures.")
 
 
 def _how_to_go_on(folder: Path) -> str | None:

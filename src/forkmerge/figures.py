@@ -7,8 +7,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-# Okabe and Ito's colours, which stay apart for every common form of colour blindness, each with a marker of its own.
-_STYLES = (("#0072B2", "o"), ("#CC79A7", "D"), ("#E69F00", "s"), ("#D55E00", "X"), ("#009E73", "^"), ("#56B4E9", "v"))
+from forkmerge.report.colours import STYLES
+
 _ROUND_WIDTH = 0.76  # of the distance between two rounds, the rest is the gap
 
 Coefficients = Sequence[Sequence[Mapping[str, float]]]
@@ -30,7 +30,7 @@ def draw_coefficients(panels: Mapping[str, Coefficients], path: Path, *, title: 
     figure = Figure(figsize=(5.8 * len(panels), 4.6), layout="constrained")
     axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     names = dict.fromkeys(branch for coefficients in panels.values() for branch in coefficients[0][0])
-    styles = {name: _STYLES[place % len(_STYLES)] for place, name in enumerate(names)}  # one per branch in all panels
+    styles = {name: STYLES[place % len(STYLES)] for place, name in enumerate(names)}  # one per branch in all panels
     for axis, (name, coefficients) in zip(axes, panels.items(), strict=True):
         _draw_branches(axis, coefficients, styles)
         _dress(axis, name, len(coefficients[0]), len(coefficients[0][0]))

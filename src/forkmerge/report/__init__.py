@@ -1,0 +1,81 @@
+"""Runs, comparisons and diagnoses as pages and figures, made from what is on disk alone."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from forkmerge.disk import explained, write_atomically
+from forkmerge.errors import ConfigError, StoreError, command, unknown_name
+from forkmerge.report.figure import Axis, Figure, Heat, Panel, Series, figure_csv
+from forkmerge.report.page import Page, Section, to_html
+
+__all__ = [
+    "Axis",
+    "Figure",
+    "Heat",
+    "Page",
+    "Panel",
+    "Section",
+    "Series",
+    "figure_csv",
+    "page_from",
+    "to_html",
+    "write_figure",
+    "write_report",
+]
+
+
+def page_from(folder: str | os.PathLike[str]) -> Page:
+    """Return what a folder reports, whether it is that of a run, a comparison or a diagnosis."""
+    path = Path(folder)
+    if (path / "plan.json").is_file():
+        from forkmerge.report.comparison_page import comparison_page
+
+        return comparison_page(path)
+    if (path / "diagnosis_plan.json").is_file():
+        from forkmerge.analysis.diagnosis import read_diagnosis
+        from forkmerge.report.diagnosis_page import diagnosis_page
+
+        found = read_diagnosis(path)
+        if found is None:
+            raise StoreError(f"the diagnosis in {path} has not ended: type the same command again to continue it.")
+        return diagnosis_page(found, path)
+    if (path / "config.json").is_file():
+        from forkmerge.history import read_story
+        from forkmerge.report.run_page import run_page
+
+        return run_page(read_story(path))
+    raise StoreError(
+        f"{path} holds no run, comparison or diagnosis: give the folder of one. `{command('runs')}` lists runs."
+    )
+
+
+def write_report(folder: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Path:
+    """Write the page of a folder and return where; `report.html` in the folder itself unless `out` says otherwise."""
+    path = Path(folder) / "report.html" if out is None else Path(out)
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise ConfigError(f"--out {path}: a page is an HTML file, such as report.html; for another form give --figure.")
+    text = to_html(page_from(folder))
+    _make_place(path)
+    write_atomically(path, text.encode())
+    return path
+
+
+def write_figure(folder: str | os.PathLike[str], name: str, out: str | os.PathLike[str]) -> Path:
+    """Write one figure of a folder as PDF, SVG or PNG, for a paper."""
+    from forkmerge.report.drawing import draw
+
+    figures = page_from(folder).figures
+    if name not in figures:
+        raise ConfigError("--figure: " + unknown_name("figure of this folder", name, figures))
+    path = Path(out)
+    _make_place(path)
+    with explained(f"write {path}"):
+        draw(figures[name], path)
+    return path
+
+
+def _make_place(path: Path) -> None:
+    with explained(f"make the folder {path.parent}"):
+        path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,69 @@
+"""The page of a diagnosis: use, down-weight or drop each auxiliary, with the evidence."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+from forkmerge.analysis.results import Diagnosis
+from forkmerge.analysis.verdicts import verdict_table
+from forkmerge.console import show_seconds
+from forkmerge.errors import command
+from forkmerge.report.figure import Figure
+from forkmerge.report.page import Page, Section
+from forkmerge.report.transfer_figures import cosine_against_gain, cosine_distribution, gain_curve, shift_curve
+from forkmerge.tables import Table
+
+_ADVICE = {"use": "use", "down-weight": "down-weight", "drop": "drop", "undecided": "gather more evidence on"}
+
+
+def diagnosis_page(diagnosis: Diagnosis, folder: Path) -> Page:
+    """Return the page of a diagnosis."""
+    findings = diagnosis.findings
+    sections = [
+        Section("Verdicts", "", (_advice_first(verdict_table(diagnosis)), gain_curve([f.curve for f in findings])))
+    ]
+    similarities = [f.similarity for f in findings if f.similarity is not None and f.similarity.cosines]
+    conflict: list[Figure] = [cosine_distribution(similarities)] if similarities else []
+    if diagnosis.one_step:
+        conflict.append(cosine_against_gain(diagnosis.one_step))
+    if conflict:
+        sections.append(Section("Gradient conflict", "", tuple(conflict)))
+    shifts = [f.shift for f in findings if f.shift is not None]
+    if shifts:
+        sections.append(Section("Distribution shift", "", (shift_curve(shifts),)))
+    made = {"this diagnosis": diagnosis.command} if diagnosis.command else {}
+    return Page(
+        title=f"Diagnosis of {diagnosis.target}",
+        kind="diagnosis",
+        headline=_headline(diagnosis),
+        facts=_facts(diagnosis),
+        sections=tuple(sections),
+        configuration=diagnosis.plan,
+        commands={**made, "this page": command(f"report {shlex.quote(str(folder))}")},
+    )
+
+
+def _advice_first(table: Table) -> Table:
+    """Put the advice, the table's last column, beside the names."""
+    columns = (table.columns[0], table.columns[-1], *table.columns[1:-1])
+    return replace(table, columns=columns, rows=tuple((row[0], row[-1], *row[1:-1]) for row in table.rows))
+
+
+def _headline(diagnosis: Diagnosis) -> str:
+    parts = []
+    for advice, words in _ADVICE.items():
+        names = [finding.auxiliary for finding in diagnosis.findings if finding.advice == advice]
+        if names:
+            shown = names if len(names) <= 5 else [*names[:4], f"{len(names) - 4} others"]
+            parts.append(f"{words} {', '.join(shown)}")
+    return f"For {diagnosis.target}: {'; '.join(parts)}." if parts else f"{diagnosis.target} has no auxiliary."
+
+
+def _facts(diagnosis: Diagnosis) -> dict[str, str]:
+    curve = next((finding.curve for finding in diagnosis.findings), None)
+    facts = {"target": diagnosis.target, "auxiliaries": str(len(diagnosis.findings))}
+    if curve is not None:
+        facts |= {"seeds": str(len(curve.seeds)), "gains on": f"{curve.split} data", "with": curve.algorithm}
+    return {**facts, "time": show_seconds(diagnosis.seconds)}

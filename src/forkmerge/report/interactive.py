@@ -1,0 +1,256 @@
+"""From a figure to what plotly draws: plain dictionaries, with the names of colours that the page fills in.
+
+A colour is "$" and a word: its value depends on whether the page is light or dark. Plotly reads text as a little HTML,
+so every name is escaped.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from forkmerge.report.colours import DASHES, STYLES
+from forkmerge.report.figure import Axis, Figure, Panel, Series
+
+_SYMBOLS = {"o": "circle", "D": "diamond", "s": "square", "X": "x", "^": "triangle-up", "v": "triangle-down"}
+_LONGEST = 28  # characters of a name on an axis; hovering shows all of it
+_DIGITS = 6  # significant ones in the page; the CSV has them all
+_MOST_MARKERS = 60  # points of a line that are marked
+_MOST_LARGE = 30  # dots of full size
+_MOST_UNIFIED = 8  # lines that one hover box can list
+_MOST_NAMES = 60  # names on an axis before they would overlap
+_ROW, _HEIGHT, _AROUND, _TALLEST = 28, 340, 100, 980  # pixels
+
+
+def to_plotly(figure: Figure) -> list[dict[str, Any]]:
+    """Return `{"data": …, "layout": …}` for every panel."""
+    places = figure.places
+    return [{"data": _traces(panel, places), "layout": _layout(panel)} for panel in figure.panels]
+
+
+def shorten(text: str, longest: int = _LONGEST) -> str:
+    """Return text of at most `longest` characters."""
+    return text if len(text) <= longest else text[: longest - 1] + "…"
+
+
+def _traces(panel: Panel, places: dict[str, int]) -> list[dict[str, Any]]:
+    traces = [_heat(panel)] if panel.heat is not None else []
+    for series in panel.series:
+        if series.kind == "line" and series.low and not panel.is_sideways:
+            traces.append(_band(series, _colour(series, places)))
+        traces.append(_points(panel, series, places))
+    return traces
+
+
+def _colour(series: Series, places: dict[str, int]) -> str:
+    return "$muted" if series.is_reference else f"$c{places.get(series.name, 0) % len(STYLES)}"
+
+
+def _points(panel: Panel, series: Series, places: dict[str, int]) -> dict[str, Any]:
+    place = 0 if series.is_reference else places.get(series.name, 0)
+    colour = _colour(series, places)
+    trace: dict[str, Any] = {
+        "type": "bar" if series.kind == "bars" else "scatter",
+        "name": _safe(series.name),
+        "x": _numbers(series.x),
+        "y": _numbers(series.y),
+        "meta": series.name,
+        "showlegend": False,
+        "visible": series.is_shown,
+        **_hover(panel, series),
+    }
+    marker: dict[str, Any] = {"color": colour}
+    if series.values:
+        marker = _gain_marker(panel, series)
+    if series.kind == "bars":
+        return {**trace, "orientation": "h" if panel.is_sideways else "v", "marker": marker, "textposition": "none"}
+    few = len(series.x) <= _MOST_MARKERS and not series.is_reference
+    marked = series.kind == "dots" or (series.kind == "line" and few)
+    mode = "markers" if series.kind == "dots" else "lines+markers" if marked else "lines"
+    trace["mode"] = mode + ("+text" if series.labels else "")
+    many = series.kind == "dots" and len(series.x) > _MOST_LARGE and not series.values
+    if many:
+        trace["opacity"] = 0.65
+    trace["marker"] = {"size": 6 if many else 9, "symbol": _SYMBOLS[STYLES[place % len(STYLES)][1]], **marker}
+    if series.kind != "dots":
+        dash = "dash" if series.is_reference else DASHES[place // len(STYLES) % len(DASHES)]
+        shape = "hv" if series.kind == "steps" else "linear"
+        trace["line"] = {"color": colour, "width": 1.5 if series.is_reference else 2.2, "dash": dash, "shape": shape}
+    if series.kind == "steps":
+        trace.update(fill="tozeroy", fillcolor=f"{colour}~")
+    if series.labels:
+        trace.update(text=_texts(series.labels), textposition="top center", textfont={"color": "$ink", "size": 12})
+    if series.kind == "dots" and series.low:
+        trace["error_x" if panel.is_sideways else "error_y"] = _interval(panel, series)
+    return trace
+
+
+def _gain_marker(panel: Panel, series: Series) -> dict[str, Any]:
+    """Return markers in blue and red: by sign beside names, by size elsewhere."""
+    if panel.is_sideways:
+        return {"color": [_sign_colour(value) for value in series.values]}
+    span = max((abs(value) for value in series.values if value is not None), default=0.0) or 1.0
+    scale = {
+        "colorscale": "$gain",
+        "cmin": -span,
+        "cmax": span,
+        "showscale": True,
+        "line": {"color": "$edge", "width": 1},
+    }
+    return {"color": _numbers(series.values), **scale, "colorbar": _colour_bar(panel)}
+
+
+def _sign_colour(value: float | None) -> str:
+    return "$muted" if not value else "$positive" if value > 0 else "$negative"
+
+
+def _interval(panel: Panel, series: Series) -> dict[str, Any]:
+    middle = series.x if panel.is_sideways else series.y
+    ends = list(zip(middle, series.low, series.high, strict=True))
+    above = [None if m is None or high is None else high - m for m, _, high in ends]
+    below = [None if m is None or low is None else m - low for m, low, _ in ends]
+    return {"array": _numbers(above), "arrayminus": _numbers(below), "color": "$muted", "thickness": 1.6, "width": 4}
+
+
+def _band(series: Series, colour: str) -> dict[str, Any]:
+    known = [
+        (x, low, high)
+        for x, low, high in zip(series.x, series.low, series.high, strict=True)
+        if None not in (x, low, high)
+    ]
+    x = [point[0] for point in known]
+    edge = [point[2] for point in known] + [point[1] for point in reversed(known)]
+    return {
+        "type": "scatter",
+        "x": _numbers([*x, *reversed(x)]),
+        "y": _numbers(edge),
+        "fill": "toself",
+        "fillcolor": f"{colour}~",
+        "line": {"width": 0, "color": colour},
+        "mode": "lines",
+        "hoverinfo": "skip",
+        "showlegend": False,
+        "meta": series.name,
+        "visible": series.is_shown,
+    }
+
+
+def _hover(panel: Panel, series: Series) -> dict[str, Any]:
+    value, axis = ("x", panel.x) if panel.is_sideways else ("y", panel.y)
+    other = "y" if panel.is_sideways else "x"
+    names = panel.y.labels if panel.is_sideways else panel.x.labels
+    lines = [f"%{{{value}:{_format(axis)}}}"]
+    found: dict[str, Any] = {}
+    if series.low:
+        lines[0] += f" [%{{customdata[0]:{_format(axis)}}}, %{{customdata[1]:{_format(axis)}}}]"
+        found["customdata"] = list(zip(_numbers(series.low), _numbers(series.high), strict=True))
+    texts = series.texts or tuple(_name_at(names, p) for p in (series.y if panel.is_sideways else series.x))
+    if any(texts):
+        found["hovertext"] = _texts(texts)
+        lines.append("%{hovertext}")
+    elif series.kind == "dots":
+        lines.insert(0, f"%{{{other}:{_format(panel.x)}}}")
+    return {**found, "hovertemplate": "<br>".join(lines) + "<extra>%{fullData.name}</extra>"}
+
+
+def _name_at(names: Sequence[str], place: float | None) -> str:
+    return names[int(place)] if names and place is not None and 0 <= place < len(names) else ""
+
+
+def _heat(panel: Panel) -> dict[str, Any]:
+    heat = panel.heat
+    assert heat is not None
+    known = [abs(value) for row in heat.values for value in row if value is not None]
+    span = heat.span or max(known, default=0.0) or 1.0
+    form = _format(panel.y if panel.y.is_percent else Axis())
+    form = f"+{form}" if heat.is_gain and not form.startswith("+") else form
+    return {
+        "type": "heatmap",
+        "z": [_numbers(row) for row in heat.values],
+        "x": list(heat.x) or _texts(panel.x.labels),
+        "y": list(heat.y) or _texts(panel.y.labels),
+        "zmin": -span if heat.is_gain else min(0.0, *known) if not heat.y else min(known),
+        "zmax": span,
+        "colorscale": "$gain" if heat.is_gain else "$share",
+        "xgap": 1 if heat.is_written else 0,
+        "ygap": 1,
+        "hovertemplate": f"%{{y}}<br>%{{x}}<br><b>%{{z:{form}}}</b><extra></extra>",
+        "colorbar": _colour_bar(panel),
+        **({"text": _written(panel), "texttemplate": "%{text}"} if heat.is_written else {}),
+    }
+
+
+def _written(panel: Panel) -> list[list[str]]:
+    assert panel.heat is not None
+    form = "{:+.1%}" if panel.y.is_percent else "{:+.2g}" if panel.heat.is_gain else "{:.2g}"
+    rows = panel.heat.values
+    return [["" if v is None else form.format(v).replace("-", "−") for v in row] for row in rows]
+
+
+def _colour_bar(panel: Panel) -> dict[str, Any]:
+    form = _format(panel.y if panel.y.is_percent else Axis())
+    return {"thickness": 10, "outlinewidth": 0, "tickfont": {"color": "$muted"}, "tickformat": form, "len": 0.9}
+
+
+def _layout(panel: Panel) -> dict[str, Any]:
+    rows = len(panel.y.labels)
+    height = min(_ROW * rows + _AROUND, _TALLEST) if rows else _HEIGHT
+    lines = [series for series in panel.series if series.kind in ("line", "steps")]
+    unified = lines and len(lines) == len(panel.series) and len(lines) <= _MOST_UNIFIED and not panel.is_sideways
+    layout: dict[str, Any] = {
+        "height": max(height, 200),
+        "xaxis": _axis(panel.x, panel),
+        "yaxis": {**_axis(panel.y, panel), **({"autorange": "reversed"} if rows else {})},
+        "hovermode": "x unified" if unified else "closest",
+    }
+    if panel.is_square:
+        layout["yaxis"].update(scaleanchor="x", scaleratio=1)
+    return layout
+
+
+def _axis(axis: Axis, panel: Panel) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "title": {"text": _safe(axis.title), "standoff": 12},
+        "automargin": True,
+        "gridcolor": "$grid",
+        "linecolor": "$grid",
+        "zeroline": not axis.labels and panel.heat is None,
+        "zerolinecolor": "$muted",
+        "tickfont": {"color": "$muted"},
+        "visible": not axis.is_hidden,
+        "showgrid": not axis.labels and panel.heat is None,
+    }
+    if axis.is_log:
+        found["type"] = "log"
+    elif axis.labels:
+        every = -(-len(axis.labels) // _MOST_NAMES)
+        places = range(0, len(axis.labels), every)
+        shown = [shorten(axis.labels[place]) for place in places]
+        found.update(tickvals=list(places), ticktext=_texts(shown), type="category" if panel.heat else "linear")
+        if panel.heat is None:
+            found["range"] = [-0.6, len(axis.labels) - 0.4]
+    if axis.ticks:
+        found["tickvals"] = list(axis.ticks)
+    if axis.is_percent and not axis.labels:
+        found["tickformat"] = "+.3~p" if axis.low is None else ".3~p"
+    if axis.low is not None and axis.high is not None:
+        found["range"] = [axis.low, axis.high]
+    return found
+
+
+def _format(axis: Axis) -> str:
+    return "+.2%" if axis.is_percent else ".4~g"
+
+
+def _numbers(values: Iterable[float | None]) -> list[float | None]:
+    return [None if value is None else float(f"{value:.{_DIGITS}g}") for value in values]
+
+
+def _texts(values: Iterable[str]) -> list[str]:
+    return [_safe(value) for value in values]
+
+
+def _safe(text: str) -> str:
+    """Escape what plotly would read as HTML, or as a formula between dollar signs."""
+    return html.escape(text, quote=False).replace("$", "&#36;")

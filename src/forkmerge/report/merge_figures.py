@@ -1,0 +1,230 @@
+"""Figures of merges and methods: coefficients, learning curves, combinations, losses, costs. Pure functions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from forkmerge.analysis.merge_results import (
+    CoefficientHistory,
+    CombinationGains,
+    IntervalEffect,
+    LearningCurve,
+    LossLine,
+    LossPlane,
+    MethodCost,
+    ParetoProjection,
+)
+from forkmerge.report.figure import Axis, Figure, Heat, Panel, Series
+from forkmerge.report.transfer_figures import numbers, signed
+
+MOST_LINES = 8  # branches or tasks that can be told apart as lines; more become rows of a heat map
+_MOST_SHOWN = 6  # methods whose curves are drawn before somebody asks for the others
+
+
+def coefficients_over_rounds(histories: Mapping[str, CoefficientHistory]) -> Figure:
+    """Coefficients of every branch over rounds (Fig. 9).
+
+    Args:
+        histories: By the title of their panel: a target, a method.
+    """
+    panels = [
+        _shares(title, found.steps, found.means, found.stds if found.runs > 1 else {}, "coefficient")
+        for title, found in histories.items()
+    ]
+    runs = max((history.runs for history in histories.values()), default=1)
+    caption = "Coefficient of every branch in the merge at the end of each round. They sum to 1; 0 means refused."
+    if runs > 1:
+        caption += f" Means over {runs} seeds, ± standard deviation."
+    return Figure("coefficients", "What each merge took", caption, tuple(panels))
+
+
+def relevance_over_rounds(histories: Mapping[str, CoefficientHistory]) -> Figure:
+    """Weight λ of every auxiliary that a merge amounts to, over rounds; by the title of the panel."""
+    panels = []
+    for title, found in histories.items():
+        auxiliaries = {task: values for task, values in found.relevance.items() if task != found.target}
+        panels.append(_shares(title, found.steps, auxiliaries, {}, "λ"))
+    caption = (
+        "What the merges amount to as task weights: the weight of an auxiliary in a branch, times the branch's "
+        "coefficient, summed over branches. 0 is a task that the merge ignored."
+    )
+    before = tuple(dict.fromkeys(name for found in histories.values() for name in found.branches))
+    return Figure("relevance", "How much each auxiliary counted", caption, tuple(panels), before)
+
+
+def _shares(
+    title: str,
+    steps: Sequence[int],
+    means: dict[str, tuple[float, ...]],
+    stds: dict[str, tuple[float, ...]],
+    what: str,
+) -> Panel:
+    x = Axis("step")
+    if len(means) > MOST_LINES:
+        rows = tuple(numbers(values) for values in means.values())
+        return Panel(title, x, Axis(labels=tuple(means)), heat=Heat(rows, x=tuple(steps)))
+    series = []
+    for name, values in means.items():
+        spread = stds.get(name, ())
+        low = numbers(max(m - s, 0.0) for m, s in zip(values, spread, strict=True)) if spread else ()
+        high = numbers(m + s for m, s in zip(values, spread, strict=True)) if spread else ()
+        series.append(Series(name, tuple(steps), numbers(values), low, high))
+    top = max((v for values in means.values() for v in values if math.isfinite(v)), default=1.0)
+    return Panel(title, x, Axis(what, low=-0.03, high=max(top, 1.0) * 1.04), tuple(series))
+
+
+def learning_curves(curves: Sequence[LearningCurve], shown: Sequence[str] = ()) -> Figure:
+    """Validation score over steps, mean ± standard deviation over seeds, one panel per target (Fig. 11).
+
+    Args:
+        curves: The curves of all methods and targets.
+        shown: Labels drawn at first; the others wait for a click. Empty: the first few.
+    """
+    labels = list(dict.fromkeys(curve.label for curve in curves))
+    at_first = set(shown or labels[:_MOST_SHOWN]) if len(labels) > _MOST_SHOWN else set(labels)
+    panels = []
+    for target in dict.fromkeys(curve.target for curve in curves):
+        series = []
+        for curve in (curve for curve in curves if curve.target == target):
+            several = curve.runs > 1
+            low = numbers(m - s for m, s in zip(curve.means, curve.stds, strict=True)) if several else ()
+            high = numbers(m + s for m, s in zip(curve.means, curve.stds, strict=True)) if several else ()
+            line = Series(curve.label, curve.steps, numbers(curve.means), low, high, is_shown=curve.label in at_first)
+            series.append(line)
+        panels.append(Panel(target, Axis("step"), Axis("validation score"), tuple(series)))
+    caption = "Validation score of the target during training; bands: ± standard deviation over seeds."
+    if len(at_first) < len(labels):
+        caption += " Click on a name to add its curve."
+    return Figure("learning", "Learning curves", caption, tuple(panels))
+
+
+def interval_effect(effects: Sequence[IntervalEffect]) -> Figure:
+    """What Δt does to the result (Fig. 7)."""
+    panels = []
+    for effect in effects:
+        spread = list(zip(effect.means, effect.stds, strict=True))
+        several = max(effect.runs, default=1) > 1
+        low = numbers(m - s for m, s in spread) if several else ()
+        high = numbers(m + s for m, s in spread) if several else ()
+        line = Series("ForkMerge", effect.intervals, numbers(effect.means), low, high)
+        panels.append(Panel(effect.target, Axis("Δt, steps between merges", is_log=True), Axis(effect.metric), (line,)))
+    caption = (
+        "The same run with other intervals between merges. Short ones judge branches before their tasks have shown "
+        "what they do; long ones let branches drift too far apart to be merged."
+    )
+    return Figure("interval", "Effect of the interval Δt", caption, tuple(panels))
+
+
+def cost_per_method(costs: Sequence[MethodCost]) -> Figure:
+    """Time of every method, and what it buys (Fig. 10)."""
+    timed = [cost for cost in costs if cost.time is not None]
+    labels = tuple(cost.label for cost in timed)
+    texts = tuple(_cost_words(cost) for cost in timed)
+    bars = Series(
+        "", numbers(cost.time for cost in timed), tuple(float(i) for i in range(len(timed))), kind="bars", texts=texts
+    )
+    panels = [Panel("time", Axis("time, × single-task training"), Axis(labels=labels), (bars,))]
+    both = [cost for cost in timed if cost.change is not None]
+    if both:
+        dots = Series(
+            "",
+            numbers(cost.time for cost in both),
+            numbers(cost.change for cost in both),
+            kind="dots",
+            labels=tuple(cost.label for cost in both),
+            texts=tuple(_cost_words(cost) for cost in both),
+        )
+        panels.append(Panel("gain for the time", Axis("time, ×", is_log=True), Axis("Δ_m", is_percent=True), (dots,)))
+    caption = "Seconds of all branches, tuning included, as a ratio to single-task training."
+    return Figure("cost", "What each method costs", caption, tuple(panels))
+
+
+def _cost_words(cost: MethodCost) -> str:
+    parts = [cost.label, f"{cost.branches} branch{'es' * (cost.branches != 1)}"]
+    if cost.memory is not None:
+        parts.append(f"{cost.memory:+.1f} model sizes")
+    return ", ".join(parts)
+
+
+def pareto_projections(projections: Sequence[ParetoProjection]) -> Figure:
+    """Scores of two tasks at a time, grid search beside methods (Fig. 12)."""
+    panels = []
+    for found in projections:
+        grid = [point for point in found.points if point.is_grid]
+        front = sorted((point for point in found.points if point.is_front), key=lambda point: point.x)
+        series = []
+        if len(front) > 1:
+            line = Series("front", numbers(p.x for p in front), numbers(p.y for p in front), is_reference=True)
+            series.append(line)
+        if grid:
+            texts = tuple(point.label for point in grid)
+            dots = Series("grid", numbers(p.x for p in grid), numbers(p.y for p in grid), kind="dots", texts=texts)
+            series.append(dots)
+        for point in found.points:
+            if not point.is_grid:
+                series.append(Series(point.label, (point.x,), (point.y,), kind="dots", texts=(point.label,)))
+        panels.append(Panel("", Axis(found.first), Axis(found.second), tuple(series)))
+    caption = (
+        "Score of one task against another's; up and to the right is better. Dashed: what nothing else beats in both."
+    )
+    return Figure("pareto", "Trade-offs between tasks", caption, tuple(panels))
+
+
+def combination_gains(found: CombinationGains) -> Figure:
+    """Transfer gain of every mixture of two models, or three (Fig. 6)."""
+    best = ", ".join(
+        f"{value:.2f} {name}" for name, value in zip(found.names, found.coefficients[found.best], strict=True) if value
+    )
+    highest = signed(found.gains[found.best], "+.4g")
+    caption = f"Transfer gain of weighted averages of trained models. Best: {best}, {highest}."
+    if len(found.names) == 2:
+        x = numbers(point[1] for point in found.coefficients)
+        line = Series("gain", x, numbers(found.gains))
+        axes = Axis(f"coefficient of {found.names[1]} (rest: {found.names[0]})"), Axis("transfer gain")
+        return Figure("mixture", "Mixing two models", caption, (Panel("", *axes, (line,)),))
+    corners = ((0.0, 0.0), (1.0, 0.0), (0.5, math.sqrt(3) / 2))
+    x, y = zip(*(_inside(corners, point) for point in found.coefficients), strict=True)
+    names = found.names
+    texts = tuple(
+        ", ".join(f"{n} {c:.2f}" for n, c in zip(names, point, strict=True)) + f": {signed(gain, '+.4g')}"
+        for point, gain in zip(found.coefficients, found.gains, strict=True)
+    )
+    edge = (*corners, corners[0])
+    outline = Series("", tuple(p[0] for p in edge), tuple(p[1] for p in edge), is_reference=True)
+    dots = Series("gain", x, y, kind="dots", values=numbers(found.gains), texts=texts)
+    label = Series("", tuple(p[0] for p in corners), tuple(p[1] for p in corners), labels=names, is_reference=True)
+    panel = Panel("", Axis(is_hidden=True), Axis(is_hidden=True), (outline, dots, label), is_square=True)
+    return Figure("mixture", "Mixing three models", caption, (panel,))
+
+
+def _inside(corners: Sequence[tuple[float, float]], weights: Sequence[float]) -> tuple[float, float]:
+    return (
+        sum(w * corner[0] for w, corner in zip(weights, corners, strict=True)),
+        sum(w * corner[1] for w, corner in zip(weights, corners, strict=True)),
+    )
+
+
+def loss_lines(lines: Sequence[LossLine]) -> Figure:
+    """The target's loss between pairs of models."""
+    series = [Series(" – ".join(line.names), line.positions, numbers(line.losses)) for line in lines]
+    worst = max((line.barrier for line in lines), default=0.0)
+    caption = (
+        "The target's validation loss on straight lines between models. A hump is a barrier: the two do not lie in one "
+        f"basin, and averaging them costs loss. Highest barrier: {worst:.3g}."
+    )
+    panel = Panel("", Axis("from the first (0) to the second (1)"), Axis("loss of the target"), tuple(series))
+    return Figure("line", "Loss between models", caption, (panel,))
+
+
+def loss_plane(found: LossPlane) -> Figure:
+    """The target's loss on the plane through three models."""
+    rows = tuple(numbers(row) for row in found.losses)
+    places = {**dict(zip(found.names, found.corners, strict=True)), **found.marks}
+    x, y = zip(*places.values(), strict=True)
+    names = tuple(places)
+    dots = Series("models", x, y, kind="dots", labels=names, texts=names)
+    axis = Axis("distance of parameters")
+    panel = Panel("", axis, axis, (dots,), Heat(rows, x=found.xs, y=found.ys), is_square=True)
+    caption = "The target's validation loss on the plane through three models; dark is high."
+    return Figure("plane", "Loss around three models", caption, (panel,))

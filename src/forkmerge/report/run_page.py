@@ -1,0 +1,210 @@
+"""The page of a run: what it reached, what its merges took, round by round."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any
+
+from forkmerge.console import show_seconds
+from forkmerge.errors import command
+from forkmerge.history import Story
+from forkmerge.report.figure import Axis, Figure, Panel, Series
+from forkmerge.report.merge_figures import MOST_LINES, coefficients_over_rounds, relevance_over_rounds
+from forkmerge.report.page import Page, Section
+from forkmerge.report.records import coefficient_history
+from forkmerge.report.transfer_figures import numbers
+from forkmerge.run import Round, show_metrics
+from forkmerge.tables import Cell, Column, Table
+
+_USED, _HARDLY = 0.5, 0.1  # of what equal coefficients would give: where a task begins to be used, and to be refused
+
+
+def run_page(story: Story) -> Page:
+    """Return the page of a run, finished or not."""
+    run = story.run
+    rounds = [r for r in story.rounds if r.phase == "search"]
+    merged = any(len(r.branches) > 1 for r in rounds)
+    sections = []
+    if merged:
+        table = auxiliaries_table(rounds, story.target)
+        sections.append(Section("Auxiliary tasks", "", (table, *_merge_figures(story.target, rounds))))
+    if rounds:
+        items: list[Table | Figure] = [scores_over_rounds(rounds), *losses_over_rounds(rounds), rounds_table(rounds)]
+        sections.append(Section("Round by round", "", tuple(items)))
+    return Page(
+        title=f"{story.algorithm} on {story.target}",
+        kind="run",
+        headline=_headline(story, rounds, merged),
+        facts=_facts(story),
+        sections=tuple(sections),
+        notes=(*(run.notes if run else ()), *story.warnings),
+        configuration=story.config,
+        environment=run.environment if run else story.config.get("environment"),
+        commands=_commands(story),
+    )
+
+
+def relevance_of(rounds: Sequence[Round]) -> dict[str, float]:
+    """Return λ of every task, the mean over rounds weighted by their steps."""
+    known = [r for r in rounds if r.coefficients]
+    total = sum(r.end - r.start for r in known)
+    tasks = dict.fromkeys(task for r in known for task in r.relevance)
+    return {task: sum(r.relevance.get(task, 0.0) * (r.end - r.start) for r in known) / total for task in tasks}
+
+
+def use_of(rounds: Sequence[Round], target: str) -> dict[str, str]:
+    """Return "used", "hardly used" or "refused" for every auxiliary, against what equal coefficients would give it."""
+    words = {}
+    for task, found in relevance_of(rounds).items():
+        equal = fmean(branch.task_weights.get(task, 0.0) for r in rounds for branch in r.branches.values())
+        share = found / equal if equal else 0.0
+        if task != target:
+            words[task] = "used" if share >= _USED else "refused" if share < _HARDLY else "hardly used"
+    return words
+
+
+def auxiliaries_table(rounds: Sequence[Round], target: str) -> Table:
+    """Return what the merges made of every auxiliary."""
+    found, uses = relevance_of(rounds), use_of(rounds, target)
+    last = next((r.relevance for r in reversed(rounds) if r.coefficients), {})
+    rows = []
+    for task, use in uses.items():
+        taken = sum(r.relevance.get(task, 0.0) > 0 for r in rounds)
+        cells = Cell(found[task]), Cell(last.get(task, 0.0)), Cell(float(taken))
+        rows.append((Cell(text=task), Cell(text=use), *cells))
+    names = Column("auxiliary", is_words=True), Column("verdict", is_words=True), Column("mean λ", decimals=3)
+    rest = Column("λ, last merge", decimals=3), Column(f"rounds with λ > 0, of {len(rounds)}", decimals=0)
+    note = (
+        f"λ: the task's weight that the merges amount to. Used: at least {_USED:.0%} of what equal coefficients would "
+        f"give it; refused: less than {_HARDLY:.0%}. A merge takes what helps on validation data, which may be few "
+        "examples."
+    )
+    return Table("What the merges made of each auxiliary", (*names, *rest), tuple(rows), (note,))
+
+
+def _merge_figures(target: str, rounds: Sequence[Round]) -> tuple[Figure, Figure]:
+    history = {"": coefficient_history(target, [rounds])}
+    return coefficients_over_rounds(history), relevance_over_rounds(history)
+
+
+def scores_over_rounds(rounds: Sequence[Round]) -> Figure:
+    """Validation score of every merge beside its branches."""
+    steps = tuple(r.end for r in rounds)
+    branches = list(dict.fromkeys(name for r in rounds for name in r.branches))
+    if len(branches) == 1:
+        series = [Series(branches[0], steps, numbers(r.score for r in rounds))]
+    elif len(branches) <= MOST_LINES:
+        series = [Series(name, steps, numbers(_score(r, name) for r in rounds)) for name in branches]
+        series.append(Series("merge", steps, numbers(r.score for r in rounds)))
+    else:
+        known = [[b.score for b in r.branches.values() if b.score is not None] for r in rounds]
+        best, worst = (numbers(pick(found, default=None) for found in known) for pick in (max, min))
+        series = [Series("merge", steps, numbers(r.score for r in rounds)), Series("best branch", steps, best)]
+        series.append(Series("worst branch", steps, worst))
+    floor = numbers(r.floor_score for r in rounds)
+    if any(value is not None for value in floor):
+        series.append(Series("floor", steps, floor))
+    caption = "Validation score of the target at the end of each round."
+    if len(branches) > 1:
+        caption += " The merge is never below its best branch where all candidates see the same examples."
+    return Figure("scores", "Validation score", caption, (Panel("", Axis("step"), Axis("score"), tuple(series)),))
+
+
+def losses_over_rounds(rounds: Sequence[Round]) -> list[Figure]:
+    """Mean training loss of every task by branch, where there are few enough to draw."""
+    branches = list(dict.fromkeys(name for r in rounds for name in r.branches))
+    tasks = list(dict.fromkeys(task for r in rounds for b in r.branches.values() for task in b.losses))
+    if not tasks or len(tasks) > MOST_LINES or len(branches) > MOST_LINES:
+        return []
+    steps = tuple(r.end for r in rounds)
+    panels = []
+    for task in tasks:
+        lines = [(name, numbers(_loss(r, name, task) for r in rounds)) for name in branches]
+        series = tuple(Series(name, steps, y) for name, y in lines if any(value is not None for value in y))
+        panels.append(Panel(task, Axis("step"), Axis("training loss"), series))
+    caption = "Mean training loss over each round, one panel per task, one line per branch that trains on it."
+    return [Figure("losses", "Training losses", caption, tuple(panels))]
+
+
+def _score(r: Round, name: str) -> float | None:
+    return r.branches[name].score if name in r.branches else None
+
+
+def _loss(r: Round, name: str, task: str) -> float | None:
+    return r.branches[name].losses.get(task) if name in r.branches else None
+
+
+def rounds_table(rounds: Sequence[Round]) -> Table:
+    """Return a row for every round; with many branches only the heaviest is named."""
+    branches = list(dict.fromkeys(name for r in rounds for name in r.branches))
+    few = len(branches) <= MOST_LINES
+    columns = [Column("round", is_words=True), Column("step", decimals=0), Column("score")]
+    columns += (
+        [Column(name, decimals=2) for name in branches]
+        if few
+        else [
+            Column("heaviest branch", is_words=True),
+            Column("its coefficient", decimals=2),
+            Column("branches taken", decimals=0),
+        ]
+    )
+    columns += [Column("candidates", decimals=0), Column("seconds", decimals=2)]
+    rows = []
+    for r in rounds:
+        cells = [Cell(text=str(r.index)), Cell(float(r.end)), Cell(r.score)]
+        if few:
+            cells += [Cell(r.coefficients.get(name)) if name in r.branches else Cell() for name in branches]
+        else:
+            heaviest = max(r.coefficients, key=r.coefficients.__getitem__, default="")
+            taken = sum(value > 0 for value in r.coefficients.values())
+            cells += [Cell(text=heaviest), Cell(r.coefficients.get(heaviest)), Cell(float(taken))]
+        cells += [Cell(float(len(r.candidates))), Cell(sum(r.seconds.values()))]
+        rows.append(tuple(cells))
+    faults = tuple(f"round {r.index}: {name}: {b.fault}" for r in rounds for name, b in r.branches.items() if b.fault)
+    return Table("Rounds", tuple(columns), tuple(rows), faults[:20])
+
+
+def _headline(story: Story, rounds: Sequence[Round], merged: bool) -> str:
+    run = story.run
+    if run is None:
+        score = next((r.score for r in reversed(rounds) if r.score is not None), None)
+        so_far = "" if score is None else f" Its last validation score is {score:.4g}."
+        return f"{story.algorithm} on {story.target} is {story.status} at step {story.step} of {story.steps}.{so_far}"
+    parts = []
+    if run.test:
+        parts.append(f"{show_metrics(run.test)} on the test split")
+    if run.metrics:
+        parts.append(f"{show_metrics(run.metrics)} on validation data")
+    text = f"{run.algorithm} on {run.target} reached {', and '.join(parts) or 'its last step'}."
+    if merged:
+        uses = use_of(rounds, story.target)
+        for word in ("used", "hardly used", "refused"):
+            tasks = [task for task, use in uses.items() if use == word]
+            if tasks:
+                text += f" It {word} {_some(tasks)}."
+    return text
+
+
+def _some(tasks: Sequence[str]) -> str:
+    shown = list(tasks) if len(tasks) <= 5 else [*tasks[:4], f"{len(tasks) - 4} others"]
+    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def _facts(story: Story) -> dict[str, str]:
+    run = story.run
+    facts = {"target": story.target, "algorithm": story.algorithm, "status": story.status, "steps": str(story.steps)}
+    if run is not None:
+        facts |= {"seed": str(run.seed), "model": run.final}
+        if run.seconds:
+            facts["time"] = show_seconds(sum(run.seconds.values()))
+    return {**facts, "last change": story.changed.isoformat(" ", "minutes")}
+
+
+def _commands(story: Story) -> dict[str, Any]:
+    place = shlex.quote(str(story.path))
+    known = {"this run": story.source["command"]} if story.source.get("command") else {}
+    if story.status == "interrupted":
+        known["continue it"] = story.how_to_resume
+    return {**known, "this page": command(f"report {place}")}

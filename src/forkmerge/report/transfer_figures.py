@@ -1,0 +1,190 @@
+"""Figures of transfer: gains over λ, their matrix, gradients, distribution shift. Pure functions of results."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from statistics import fmean
+
+from forkmerge.analysis.results import (
+    FeatureMap,
+    GradientSimilarity,
+    OneStepGains,
+    ShiftCurve,
+    TransferCurve,
+    TransferMatrix,
+)
+from forkmerge.report.figure import Axis, Figure, Heat, Numbers, Panel, Series
+
+_BINS = 30
+_FIT_POINTS = 100  # more than a line marks
+_MOST_FITS = 6  # λ of a scatter that are drawn at once
+_LAMBDA = "λ, weight of the auxiliary"
+
+
+def numbers(values: Iterable[float | None]) -> Numbers:
+    """Return numbers for a series: what is not finite leaves a gap."""
+    return tuple(value if value is not None and math.isfinite(value) else None for value in values)
+
+
+def signed(value: float, form: str = "+.2f") -> str:
+    """Return a number with its sign."""
+    return format(value, form).replace("-", "−")
+
+
+def gain_curve(curves: Sequence[TransferCurve]) -> Figure:
+    """TG(λ) of every auxiliary (Fig. 1)."""
+    weights = sorted({point.weight for curve in curves for point in curve.points})
+    series = []
+    for curve in curves:
+        points = curve.points
+        known = all(point.low is not None for point in points)
+        series.append(
+            Series(
+                curve.auxiliary,
+                numbers((0.0, *(point.weight for point in points))),
+                numbers((0.0, *(point.mean for point in points))),
+                numbers((0.0, *(point.low for point in points))) if known else (),
+                numbers((0.0, *(point.high for point in points))) if known else (),
+                texts=(curve.auxiliary,) * (len(points) + 1),
+            )
+        )
+    target = curves[0].target if curves else ""
+    level = f"{curves[0].confidence:.0%}" if curves else ""
+    caption = (
+        f"Transfer gain TG(λ): score of {target} trained with an auxiliary of weight λ minus its score alone. Above "
+        f"zero the auxiliary helps. Bands: {level} intervals over paired seeds. A curve that is negative for every "
+        "λ > 0 is strong negative transfer; one that a smaller λ would lift above zero is weak."
+    )
+    panel = Panel(
+        "", Axis(_LAMBDA, ticks=(0.0, *weights) if len(weights) < 4 else ()), Axis("transfer gain"), tuple(series)
+    )
+    return Figure("gain", "Transfer gain over λ", caption, (panel,))
+
+
+def gain_matrix(matrices: Sequence[TransferMatrix]) -> Figure:
+    """Auxiliaries × targets, one panel per algorithm with one scale for all (Fig. 5)."""
+    sizes = [abs(cell.mean) for matrix in matrices for row in matrix.cells for cell in row if cell is not None]
+    span = max((size for size in sizes if math.isfinite(size)), default=1.0) or 1.0
+    panels = []
+    for matrix in matrices:
+        values = tuple(numbers(None if cell is None else cell.mean for cell in row) for row in matrix.cells)
+        title = f"{matrix.algorithm}: {matrix.negatives} of {matrix.pairs} negative"
+        written = len(matrix.targets) <= 12
+        heat = Heat(values, is_gain=True, is_written=written, span=span)
+        x, y = Axis("target", labels=matrix.targets), Axis("auxiliary", labels=matrix.auxiliaries)
+        panels.append(Panel(title, x, y, heat=heat))
+    caption = (
+        "Transfer gain of each auxiliary (row) on each target (column). Blue and − is negative transfer, red and + "
+        "positive; deeper colours are stronger."
+    )
+    return Figure("matrix", "Who helps whom", caption, tuple(panels))
+
+
+def cosine_distribution(similarities: Sequence[GradientSimilarity]) -> Figure:
+    """Distribution of the gradient cosine similarity, batch by batch (Fig. 8)."""
+    known = [value for found in similarities for value in found.cosines if math.isfinite(value)]
+    low, high = min(known, default=-1.0), max(known, default=1.0)
+    width = max((high - low) / _BINS, 1e-6)
+    edges = tuple(low + (place - 1) * width for place in range(_BINS + 3))
+    series = []
+    for found in similarities:
+        shares = [0.0] * len(edges)
+        for value in found.cosines:
+            if math.isfinite(value):
+                shares[min(int((value - low) / width), _BINS - 1) + 1] += 1 / len(found.cosines)
+        series.append(Series(found.second, edges, tuple(shares), kind="steps"))
+    words = ", ".join(f"{s.second} {signed(s.mean)} ({s.conflicts:.0%} in conflict)" for s in similarities)
+    caption = (
+        "Share of batches by the cosine between the gradients of the target and an auxiliary; left of zero they "
+        f"conflict. Means: {words}."
+    )
+    axes = Axis("gradient cosine similarity"), Axis("share of batches")
+    return Figure("cosines", "Do gradients conflict?", caption, (Panel("", *axes, tuple(series)),))
+
+
+def cosine_against_gain(experiments: Sequence[OneStepGains]) -> Figure:
+    """TG after one step against GCS, a cubic fit per λ (Fig. 2)."""
+    panels = []
+    for found in experiments:
+        cosines = [point.cosine for point in found.points]
+        span = (min(cosines, default=-1.0), max(cosines, default=1.0))
+        grid = [span[0] + (span[1] - span[0]) * i / _FIT_POINTS for i in range(_FIT_POINTS + 1)]
+        series: list[Series] = []
+        chosen = range(max(len(found.weights) - _MOST_FITS, 0), len(found.weights))
+        for place in chosen:
+            name = f"λ = {_fraction(found.weights[place])}"
+            gains = numbers(point.gains[place] for point in found.points)
+            series.append(Series(name, numbers(cosines), gains, kind="dots"))
+            if found.fits[place]:
+                fitted = tuple(sum(c * x**k for k, c in enumerate(found.fits[place])) for x in grid)
+                series.append(Series(name, tuple(grid), numbers(fitted)))
+        title = "L2 regularisation" if found.auxiliary == "l2" else found.auxiliary
+        unit = "validation score" if found.measure == "score" else "minus validation loss"
+        x, y = Axis("gradient cosine similarity"), Axis(f"gain in {unit}")
+        panels.append(Panel(title, x, y, tuple(series)))
+    caption = (
+        "Every dot is one step from the same weights with another batch: how well the gradients agreed, and what the "
+        f"auxiliary did to the target on validation data. Lines: cubic fits. {_correlation(experiments)}"
+    )
+    return Figure("conflict", "Does gradient conflict explain negative transfer?", caption, tuple(panels))
+
+
+def _correlation(experiments: Sequence[OneStepGains]) -> str:
+    found = [(e.auxiliary, [c for c in e.correlations if c is not None]) for e in experiments]
+    shown = ", ".join(f"{name} {signed(fmean(values))}" for name, values in found if values)
+    return f"Mean correlation of the two over λ: {shown}." if shown else ""
+
+
+def _fraction(weight: float) -> str:
+    """Return λ as the paper writes it, 1/16 for 0.0625."""
+    inverse = 1 / weight if weight else 0.0
+    return f"1/{inverse:.0f}" if inverse > 1 and abs(inverse - round(inverse)) < 1e-9 else f"{weight:g}"
+
+
+def shift_curve(curves: Sequence[ShiftCurve]) -> Figure:
+    """CSD(λ) with TG(λ) beside it (Fig. 3b)."""
+    discrepancy, gain = [], []
+    for curve in curves:
+        weights = tuple(point.weight for point in curve.points)
+        means, stds = [point.mean for point in curve.points], [point.std for point in curve.points]
+        known = [s for s in stds if s is not None]
+        low = numbers(m - s for m, s in zip(means, known, strict=True)) if len(known) == len(means) else ()
+        high = numbers(m + s for m, s in zip(means, known, strict=True)) if low else ()
+        discrepancy.append(Series(curve.auxiliary, weights, numbers(means), low, high))
+        gain.append(Series(curve.auxiliary, weights, numbers(point.gain for point in curve.points)))
+    split = curves[0].split if curves else "validation"
+    caption = (
+        f"Confidence score discrepancy on {split} inputs of the target (1 minus the mean confidence; bands: ± standard "
+        "deviation) and transfer gain, both over λ. Where the discrepancy first falls and the gain is positive, the "
+        "auxiliary brings the training distribution closer to the target's."
+    )
+    x = Axis(_LAMBDA)
+    panels = (
+        Panel("confidence score discrepancy", x, Axis("CSD"), tuple(discrepancy)),
+        Panel("transfer gain", x, Axis("transfer gain"), tuple(gain)),
+    )
+    return Figure("shift", "Does negative transfer follow the distribution shift?", caption, panels)
+
+
+def feature_map(maps: Sequence[FeatureMap]) -> Figure:
+    """t-SNE of the interpolated training distribution beside held-out data (Fig. 3a)."""
+    panels = []
+    for found in maps:
+        for panel in found.panels:
+            series = []
+            for origin in ("target", "auxiliary", "held-out"):
+                mine = [i for i, name in enumerate(panel.origins) if name == origin]
+                x = numbers(panel.positions[i][0] for i in mine)
+                y = numbers(panel.positions[i][1] for i in mine)
+                texts = tuple(f"class {panel.classes[i]}" for i in mine)
+                series.append(Series(origin, x, y, kind="dots", texts=texts))
+            hidden = Axis(is_hidden=True)
+            title = f"{found.auxiliary}, λ = {_fraction(panel.weight)}"
+            panels.append(Panel(title, hidden, hidden, tuple(series), is_square=True))
+    caption = (
+        "Features of the target-only model in two dimensions by t-SNE: training points of the target and of the "
+        "auxiliary, mixed as λ mixes them, and held-out points of the target. The better they overlap, the closer the "
+        "training distribution is to the target's."
+    )
+    return Figure("features", "The training distribution under λ", caption, tuple(panels))

@@ -1,0 +1,257 @@
+"""Pages and figures from what is on disk: what they say, and that names stay names."""
+
+from __future__ import annotations
+
+import base64
+import builtins
+import csv
+import io
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import compare_problem
+import report_samples as samples
+from forkmerge.analysis.pieces import FORMAT
+from forkmerge.cli import app
+from forkmerge.errors import ConfigError, StoreError
+from forkmerge.experiment import plan_comparison, run_comparison
+from forkmerge.report import Page, Section, figure_csv, page_from, to_html, write_figure, write_report
+from forkmerge.report.comparison_page import judge
+from forkmerge.report.diagnosis_page import diagnosis_page
+from forkmerge.report.drawing import FORMATS, draw
+from forkmerge.report.interactive import to_plotly
+from forkmerge.report.run_page import run_page, use_of
+from forkmerge.statistics import Paired
+from forkmerge.summary import Standing
+from problems import Stopped
+
+pytest.importorskip("plotly")
+pytest.importorskip("matplotlib")
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("report") / "comparison"
+    planned = plan_comparison(
+        "compare_problem:recipe", methods="ew,forkmerge", targets="all", seeds=2, tune={"interval": [2, 3]}
+    )
+    run_comparison(planned, folder)
+    return folder
+
+
+def run(*words: object, code: int = 0) -> str:
+    found = CliRunner().invoke(app, [str(word) for word in words])
+    assert found.exit_code == code, found.output
+    return found.output
+
+
+def write_diagnosis(folder: Path) -> None:
+    (folder / "diagnosis_plan.json").write_text("{}")
+    content = {"format": FORMAT, "diagnosis": samples.diagnosis().to_json()}
+    (folder / "diagnosis.json").write_text(json.dumps(content))
+
+
+class Reader(HTMLParser):
+    """Collects tags, the text outside scripts, and links."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags, self.texts, self.links, self.quiet = [], [], [], False
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.quiet = tag in ("script", "style")
+        found = dict(attributes)
+        self.links += [found[key] for key in ("href", "src") if key in found]
+        assert not [key for key in found if key.startswith("on")]
+
+    def handle_endtag(self, tag):
+        self.quiet = False
+
+    def handle_data(self, data):
+        if not self.quiet:
+            self.texts.append(data)
+
+
+def test_a_run_folder_becomes_a_page_with_the_command_that_made_it(tmp_path):
+    folder = tmp_path / "a run"
+    said = run("run", "compare_problem:recipe", "--out", folder)
+    assert f"report '{folder}'" in said
+    assert run("report", folder).strip() == str(folder / "report.html")
+    page = page_from(folder)
+    assert set(page.figures) == {"coefficients", "relevance", "scores", "losses"}
+    assert page.headline.startswith("ForkMerge on tgt reached accuracy")
+    assert page.commands is not None
+    assert page.commands["this page"] == f"forkmerge report '{folder}'"
+    assert page.commands["this run"]
+    assert page.environment is not None
+    assert page.environment["torch"]
+    text = (folder / "report.html").read_text("utf-8")
+    assert text.count("<html") == 1
+    assert json.loads(run("report", folder, "--out", tmp_path / "new" / "b.html", "--json"))["file"].endswith("b.html")
+
+
+def test_a_comparison_folder_becomes_a_page_with_verdicts_curves_and_costs(comparison):
+    page = page_from(comparison)
+    assert set(page.figures) == {
+        "change", "targets", "cost", "pareto", "learning", "coefficients", "relevance", "interval"
+    }  # fmt: skip
+    methods = page.figures["change"].panels[0].y.labels
+    assert set(methods) == {"EW", "ForkMerge"}
+    learning = page.figures["learning"].panels
+    assert [panel.title for panel in learning] == ["tgt", "aux"]
+    assert {series.name for series in learning[0].series} == {"STL", "EW", "ForkMerge"}
+    assert page.facts["runs"] == "12 of 12"
+    assert "STL" in page.headline
+    assert write_report(comparison).stat().st_size < 10e6
+
+
+def test_a_comparison_that_has_just_begun_has_a_page(tmp_path):
+    planned = plan_comparison("compare_problem:recipe", methods="ew", seeds=1)
+    compare_problem.stop_at.append((0, 2))
+    with pytest.raises(Stopped):
+        run_comparison(planned, tmp_path / "c")
+    page = page_from(tmp_path / "c")
+    assert page.facts["runs"].endswith("of 2")
+    to_html(page)
+
+
+def test_a_diagnosis_folder_becomes_a_page_of_verdicts(tmp_path):
+    write_diagnosis(tmp_path)
+    page = page_from(tmp_path)
+    assert page.headline == "For digits: use mnist; down-weight photos; drop clash."
+    assert set(page.figures) == {"gain", "cosines", "conflict", "shift"}
+    text = to_html(page)
+    for verdict in ("▲ use", "▽ down-weight", "▼ drop", "▼ strong negative"):
+        assert verdict in text
+    assert diagnosis_page(samples.diagnosis(), tmp_path) == page
+
+
+def test_other_folders_are_refused_by_name(tmp_path):
+    with pytest.raises(StoreError, match="holds no run, comparison or diagnosis"):
+        page_from(tmp_path)
+    (tmp_path / "diagnosis_plan.json").write_text("{}")
+    with pytest.raises(StoreError, match="has not ended"):
+        page_from(tmp_path)
+    (tmp_path / "diagnosis.json").write_text("{")
+    with pytest.raises(StoreError, match="is not a diagnosis"):
+        page_from(tmp_path)
+
+
+def test_unknown_figures_and_forms_say_what_there_is(tmp_path):
+    write_diagnosis(tmp_path)
+    with pytest.raises(ConfigError, match=r"Did you mean 'gain'\? Known: gain, cosines, conflict, shift"):
+        write_figure(tmp_path, "gains", tmp_path / "a.pdf")
+    with pytest.raises(ConfigError, match=r"fig\.pdf, fig\.svg, fig\.png"):
+        write_figure(tmp_path, "gain", tmp_path / "a.jpg")
+    with pytest.raises(ConfigError, match="a page is an HTML file"):
+        write_report(tmp_path, tmp_path / "a.pdf")
+    assert "error: --figure" in run("report", tmp_path, "--figure", "nothing", code=2)
+
+
+@pytest.mark.parametrize("name", ["plotly", "matplotlib"])
+def test_a_missing_library_is_named_with_what_to_install(tmp_path, monkeypatch, name):
+    for module in ("page", "drawing"):
+        monkeypatch.setattr(f"forkmerge.report.{module}.find_spec", lambda word: None if word == name else word)
+    write_diagnosis(tmp_path)
+    words = ["--figure", "gain"] if name == "matplotlib" else []
+    assert "pip install 'forkmerge[report]'" in run("report", tmp_path, *words, code=2)
+
+
+def test_names_stay_text_everywhere_in_the_page():
+    figures = samples.all_figures(hostile=True)
+    page = run_page(samples.story(6, 3, hostile=True))
+    page = Page(page.title, page.kind, page.headline, page.facts, (*page.sections, Section("all", "", tuple(figures))))
+    text = to_html(page)
+    read = Reader(text)
+    assert read.tags.count("script") == 3
+    assert not {"img", "svg", "b"} & set(read.tags)
+    shown = "".join(read.texts)
+    for name in samples.HOSTILE:
+        assert name in shown
+    assert all(link.startswith(("data:", "#")) for link in read.links)
+    embedded = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)
+    assert embedded is not None
+    assert "<" not in embedded[1]
+    assert set(json.loads(embedded[1])["figures"]) == set(page.figures)
+
+
+def test_plotly_gets_escaped_names_but_the_csv_the_names_themselves():
+    for figure in samples.all_figures(hostile=True):
+        drawn = json.dumps(to_plotly(figure))
+        texts = re.sub(r'"meta": "(\\.|[^"\\])*"', "", drawn)  # what a click on a name looks for; never drawn
+        assert "<script" not in texts
+        assert "<b>$ink" not in texts
+        rows = list(csv.DictReader(io.StringIO(figure_csv(figure))))
+        assert len(rows) > 2
+        assert not [row for row in rows if "&lt;" in str(row)]
+
+
+def test_every_point_of_a_figure_is_in_its_csv_with_full_precision():
+    figure = samples.all_figures()[0]
+    rows = list(csv.DictReader(io.StringIO(figure_csv(figure))))
+    series = figure.panels[0].series[0]
+    mine = [row for row in rows if row["series"] == series.name]
+    assert tuple(float(row["y"]) for row in mine) == series.y
+    assert tuple(float(row["low"]) for row in mine) == series.low
+    page = to_html(Page("t", "run", "h", {}, (Section("s", "", (figure,)),)))
+    link = re.search(r'download="gain.csv" href="data:text/csv;charset=utf-8;base64,([^"]*)"', page)
+    assert link is not None
+    assert base64.b64decode(link[1]).decode() == figure_csv(figure)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_every_figure_can_be_drawn_for_paper(tmp_path, form):
+    for figure in samples.all_figures(hostile=True) if form == "svg" else samples.all_figures()[:1]:
+        path = tmp_path / f"{figure.name}.{form}"
+        draw(figure, path)
+        assert path.stat().st_size > 1000
+        if form == "svg":
+            ElementTree.parse(path)
+    if form == "svg":
+        assert "&lt;script&gt;alert(1)&lt;/script&gt;" in (tmp_path / "coefficients.svg").read_text("utf-8")
+
+
+def test_a_figure_of_a_folder_is_written_by_the_command(tmp_path, comparison):
+    out = tmp_path / "figures" / "change.svg"
+    assert run("report", comparison, "--figure", "change", "--out", out).strip() == str(out)
+    assert "Δ_m of every method" in out.read_text("utf-8")
+
+
+def test_tasks_are_called_used_or_refused_against_equal_coefficients():
+    rounds = samples.story(40, 30).rounds
+    words = use_of(rounds, "task 00")
+    assert words["task 01"] == "used"
+    assert len(words) == 39
+    assert use_of(samples.story(3, 5).rounds, "task 00").keys() == {"task 01", "task 02"}
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "word"),
+    [(0.1, 0.2, "better"), (-0.2, -0.1, "worse"), (-0.1, 0.1, "no evidence"), (None, None, "no evidence")],
+)
+def test_a_method_is_better_only_where_the_interval_excludes_zero(low, high, word):
+    standing = Standing("ew", "EW", {}, None, Paired(0.1, low, high, 1, 0, 0), None, None)
+    assert judge(standing) == word
+
+
+def test_a_page_of_forty_tasks_and_five_hundred_rounds_is_small():
+    assert len(to_html(run_page(samples.story(40, 500))).encode()) < 10e6
+
+
+def test_reports_import_no_drawing_library_before_they_draw(monkeypatch):
+    known = builtins.__import__
+
+    def watched(name, *rest, **more):
+        assert name.partition(".")[0] not in ("matplotlib", "plotly")
+        return known(name, *rest, **more)
+
+    monkeypatch.setattr(builtins, "__import__", watched)
+    assert run_page(samples.story(3, 3)).figures
