@@ -10,6 +10,7 @@ from pathlib import Path
 from forkmerge.analysis.merge_results import (
     CoefficientHistory,
     CombinationGains,
+    Counterfactual,
     IntervalEffect,
     LearningCurve,
     LossLine,
@@ -17,7 +18,10 @@ from forkmerge.analysis.merge_results import (
     MethodCost,
     ParetoPoint,
     ParetoProjection,
+    Replay,
+    Survival,
 )
+from forkmerge.analysis.plaindata import Result
 from forkmerge.analysis.results import (
     AuxiliaryFinding,
     Diagnosis,
@@ -141,23 +145,47 @@ def history(tasks: list[str], rounds: int, runs: int = 3) -> CoefficientHistory:
     return CoefficientHistory(tasks[0], runs, steps, tuple(tasks), shares, spread, shares)
 
 
-def all_figures(hostile: bool = False) -> list[Figure]:
-    """Every named figure, of made-up results."""
-    tasks = names(4, hostile)
+def saved_results() -> list[Result]:
+    """One result of many kinds, as somebody may keep them in a folder."""
+    found = models(names(3))
+    search = {"alone": 0.5, "joint": 0.5}
+    return [
+        curve("mnist", 0.1),
+        matrix("equal weights", names(3), 0.0),
+        features(names(2)),
+        *found,
+        Replay(3, "nothing", ("alone", "joint"), search, search, 0.8, 0.8, search, 6),
+        Counterfactual(3, "joint", 0.8, 0.7, math.nan, {"alone": 1.0}),
+        Survival(3, (0.1, 0.2), (0.0, 0.1), 0.15, 0.05, 0.33, "alone"),
+    ]
+
+
+def features(tasks: list[str]) -> FeatureMap:
     draw = random.Random(0)
     places = tuple((draw.gauss(0, 1), draw.gauss(0, 1)) for _ in range(60))
     origins = ("target", "auxiliary", "held-out") * 20
     panels = tuple(FeaturePanel(weight, places, origins, (1,) * 60) for weight in (0.0, *WEIGHTS))
+    return FeatureMap(tasks[0], tasks[1], "validation", panels)
+
+
+def models(tasks: list[str]) -> tuple[CombinationGains, LossLine, LossPlane]:
+    """What lies between three models."""
     grid = [(i / 10, j / 10, 1 - i / 10 - j / 10) for i in range(11) for j in range(11 - i)]
     gains = tuple(0.05 - (a - 0.4) ** 2 - (b - 0.3) ** 2 for a, b, _ in grid)
     three = CombinationGains(tuple(tasks[:3]), tuple(grid), gains, gains)
-    two = CombinationGains(tuple(tasks[:2]), ((1.0, 0.0), (0.5, 0.5), (0.0, 1.0)), (0.1, 0.3, 0.2), (0.0, 0.2, 0.1))
     line = LossLine((tasks[0], tasks[1]), (0.0, 0.5, 1.0), (0.3, 0.5, math.nan), (0.8, 0.7, 0.8), 0.2)
     axis = tuple(i / 5 for i in range(-2, 8))
     losses = tuple(tuple(x * x + y * y for x in axis) for y in axis)
-    plane = LossPlane(
-        (tasks[0], tasks[1], tasks[2]), ((0.0, 0.0), (1.0, 0.0), (0.3, 0.8)), {"merge": (0.4, 0.3)}, axis, axis, losses
-    )
+    corners = ((0.0, 0.0), (1.0, 0.0), (0.3, 0.8))
+    plane = LossPlane((tasks[0], tasks[1], tasks[2]), corners, {"merge": (0.4, 0.3)}, axis, axis, losses)
+    return three, line, plane
+
+
+def all_figures(hostile: bool = False) -> list[Figure]:
+    """Every named figure, of made-up results."""
+    tasks = names(4, hostile)
+    three, line, plane = models(tasks)
+    two = CombinationGains(tuple(tasks[:2]), ((1.0, 0.0), (0.5, 0.5), (0.0, 1.0)), (0.1, 0.3, 0.2), (0.0, 0.2, 0.1))
     curves = [
         LearningCurve(name, "digits", (10, 20, 30), (0.5, 0.6, 0.7), (0.1, 0.1, 0.1), 3) for name in names(9, hostile)
     ]
@@ -172,17 +200,17 @@ def all_figures(hostile: bool = False) -> list[Figure]:
         transfer.cosine_distribution([f.similarity for f in made.findings if f.similarity]),
         transfer.cosine_against_gain(made.one_step),
         transfer.shift_curve([f.shift for f in made.findings if f.shift]),
-        transfer.feature_map([FeatureMap(tasks[0], tasks[1], "validation", panels)]),
+        transfer.feature_map([features(tasks)]),
         merges.coefficients_over_rounds(merged),
         merges.relevance_over_rounds(merged),
         merges.learning_curves(curves),
         merges.interval_effect([effect]),
         merges.cost_per_method(costs),
         merges.pareto_projections([ParetoProjection(tasks[0], tasks[1], tuple(points))]),
-        merges.combination_gains(three),
+        merges.combination_gains([three]),
         merges.loss_lines([line]),
-        merges.loss_plane(plane),
-        Figure("pair", "two models", "", merges.combination_gains(two).panels),
+        merges.loss_plane([plane]),
+        Figure("pair", "two models", "", merges.combination_gains([two]).panels),
         Figure(
             "many", "many branches", "", merges.coefficients_over_rounds({"": history(names(12, hostile), 9)}).panels
         ),

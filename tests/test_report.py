@@ -21,7 +21,7 @@ from forkmerge.analysis.pieces import FORMAT
 from forkmerge.cli import app
 from forkmerge.errors import ConfigError, StoreError
 from forkmerge.experiment import plan_comparison, run_comparison
-from forkmerge.report import Page, Section, figure_csv, page_from, to_html, write_figure, write_report
+from forkmerge.report import Page, Section, figure_csv, page_from, save_result, to_html, write_figure, write_report
 from forkmerge.report.comparison_page import judge
 from forkmerge.report.diagnosis_page import diagnosis_page
 from forkmerge.report.drawing import FORMATS, draw
@@ -29,6 +29,7 @@ from forkmerge.report.interactive import to_plotly
 from forkmerge.report.run_page import run_page, use_of
 from forkmerge.statistics import Paired
 from forkmerge.summary import Standing
+from forkmerge.tables import Table
 from problems import Stopped
 
 pytest.importorskip("plotly")
@@ -132,6 +133,22 @@ def test_a_diagnosis_folder_becomes_a_page_of_verdicts(tmp_path):
     for verdict in ("▲ use", "▽ down-weight", "▼ drop", "▼ strong negative"):
         assert verdict in text
     assert diagnosis_page(samples.diagnosis(), tmp_path) == page
+
+
+def test_saved_results_join_the_page_of_their_folder(tmp_path):
+    write_diagnosis(tmp_path)
+    for result in samples.saved_results():
+        save_result(tmp_path, type(result).__name__, result)
+    page = page_from(tmp_path)
+    assert page.sections[-1].title == "Analysis"
+    assert {"matrix", "features", "mixture", "line", "plane", "saved-gain"} <= set(page.figures)
+    tables = [item for item in page.sections[-1].items if isinstance(item, Table)]
+    assert [table.rows[0][0].text for table in tables] == ["3", "3", "3"]
+    to_html(page)
+    assert write_figure(tmp_path, "mixture", tmp_path / "a.svg").stat().st_size > 1000
+    (tmp_path / "analysis" / "other.json").write_text("[]")
+    with pytest.raises(StoreError, match="is not a result of an analysis"):
+        page_from(tmp_path)
 
 
 def test_other_folders_are_refused_by_name(tmp_path):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from forkmerge.disk import explained, write_atomically
 from forkmerge.errors import ConfigError, StoreError, command, unknown_name
 from forkmerge.report.figure import Axis, Figure, Heat, Panel, Series, figure_csv
 from forkmerge.report.page import Page, Section, to_html
+from forkmerge.report.saved import save_result, saved_items
 
 __all__ = [
     "Axis",
@@ -20,6 +22,7 @@ __all__ = [
     "Series",
     "figure_csv",
     "page_from",
+    "save_result",
     "to_html",
     "write_figure",
     "write_report",
@@ -27,8 +30,20 @@ __all__ = [
 
 
 def page_from(folder: str | os.PathLike[str]) -> Page:
-    """Return what a folder reports, whether it is that of a run, a comparison or a diagnosis."""
-    path = Path(folder)
+    """Return what a folder reports, whether it is that of a run, a comparison or a diagnosis.
+
+    Results that `save_result` kept there come last.
+    """
+    page = _page_of(Path(folder))
+    taken, items = page.figures, []
+    for item in saved_items(Path(folder)):
+        if isinstance(item, Figure) and item.name in taken:
+            item = replace(item, name=f"saved-{item.name}")
+        items.append(item)
+    return replace(page, sections=(*page.sections, Section("Analysis", "", tuple(items)))) if items else page
+
+
+def _page_of(path: Path) -> Page:
     if (path / "plan.json").is_file():
         from forkmerge.report.comparison_page import comparison_page
 

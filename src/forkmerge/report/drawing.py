@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
@@ -108,16 +109,16 @@ def _draw_series(canvas: Any, axis: Any, panel: Panel, series: Series, places: d
     if series.low:
         axis.fill_between(x, _floats(series.low), _floats(series.high), color=colour, alpha=0.15, linewidth=0)
     shape = {"drawstyle": "steps-post"} if series.kind == "steps" else {}
-    marked = marker if len(x) <= _MOST_MARKERS else None
+    marked = marker if len(x) <= _MOST_MARKERS and series.kind == "line" else None
     return axis.plot(x, y, color=colour, linestyle=_LINES[dash], marker=marked, markersize=4, linewidth=1.5, **shape)[0]
 
 
 def _draw_gains(canvas: Any, axis: Any, series: Series, x: list[float], y: list[float]) -> Any:
     values = _floats(series.values)
     span = max((abs(value) for value in values if value == value), default=0.0) or 1.0
-    drawn = axis.scatter(
-        x, y, c=values, cmap=_scale(GAIN), vmin=-span, vmax=span, s=42, edgecolors="0.6", linewidths=0.4
-    )
+    side = 215 / max(math.sqrt(2 * len(x)) - 1, 1)  # points between two of them in a triangle of usual size
+    cells = {"marker": "h", "s": (1.15 * side) ** 2, "linewidths": 0}
+    drawn = axis.scatter(x, y, c=values, cmap=_scale(GAIN), vmin=-span, vmax=span, **cells)
     canvas.colorbar(drawn, ax=axis, shrink=0.85)
     return drawn
 
@@ -156,9 +157,16 @@ def _draw_heat(canvas: Any, axis: Any, panel: Panel) -> None:
 
 
 def _dress(axis: Any, way: str, about: Axis) -> None:
+    from matplotlib.ticker import LogLocator, NullFormatter, NullLocator, PercentFormatter, StrMethodFormatter
+
     getattr(axis, f"set_{way}label")(about.title)
+    line = getattr(axis, f"{way}axis")
     if about.is_log:
         getattr(axis, f"set_{way}scale")("log")
+        line.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        line.set_major_formatter(StrMethodFormatter("{x:g}"))  # the usual 10ⁿ would be a formula
+        line.set_minor_locator(NullLocator())
+        line.set_minor_formatter(NullFormatter())
     if about.labels:
         every = -(-len(about.labels) // _MOST_NAMES)
         places = list(range(0, len(about.labels), every))
@@ -168,15 +176,11 @@ def _dress(axis: Any, way: str, about: Axis) -> None:
     elif about.ticks:
         getattr(axis, f"set_{way}ticks")(about.ticks)
     if about.is_percent and not about.labels:
-        from matplotlib.ticker import PercentFormatter
-
-        getattr(axis, f"{way}axis").set_major_formatter(PercentFormatter(1.0))
+        line.set_major_formatter(PercentFormatter(1.0))
     if about.low is not None and about.high is not None:
         getattr(axis, f"set_{way}lim")(about.low, about.high)
-    elif not about.labels and not about.is_hidden:
-        getattr(axis, "axvline" if way == "x" else "axhline")(0, color="0.6", linewidth=0.8) if _has_zero(
-            axis, way
-        ) else None
+    elif not about.labels and not about.is_hidden and not axis.images and _has_zero(axis, way):
+        getattr(axis, "axvline" if way == "x" else "axhline")(0, color="0.6", linewidth=0.8)
 
 
 def _has_zero(axis: Any, way: str) -> bool:

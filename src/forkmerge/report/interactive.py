@@ -7,6 +7,7 @@ so every name is escaped.
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ _MOST_MARKERS = 60  # points of a line that are marked
 _MOST_LARGE = 30  # dots of full size
 _MOST_UNIFIED = 8  # lines that one hover box can list
 _MOST_NAMES = 60  # names on an axis before they would overlap
-_ROW, _HEIGHT, _AROUND, _TALLEST = 28, 340, 100, 980  # pixels
+_ROW, _HEIGHT, _SQUARE, _AROUND, _TALLEST, _TRIANGLE = 28, 340, 420, 100, 980, 400  # pixels
 
 
 def to_plotly(figure: Figure) -> list[dict[str, Any]]:
@@ -91,12 +92,15 @@ def _gain_marker(panel: Panel, series: Series) -> dict[str, Any]:
     if panel.is_sideways:
         return {"color": [_sign_colour(value) for value in series.values]}
     span = max((abs(value) for value in series.values if value is not None), default=0.0) or 1.0
+    size = _TRIANGLE / max(math.sqrt(2 * len(series.values)) - 1, 1)  # pixels between two of them in a triangle
     scale = {
+        "symbol": "hexagon",
+        "size": 1.12 * size,
         "colorscale": "$gain",
         "cmin": -span,
         "cmax": span,
         "showscale": True,
-        "line": {"color": "$edge", "width": 1},
+        "line": {"width": 0},
     }
     return {"color": _numbers(series.values), **scale, "colorbar": _colour_bar(panel)}
 
@@ -195,7 +199,7 @@ def _colour_bar(panel: Panel) -> dict[str, Any]:
 
 def _layout(panel: Panel) -> dict[str, Any]:
     rows = len(panel.y.labels)
-    height = min(_ROW * rows + _AROUND, _TALLEST) if rows else _HEIGHT
+    height = min(_ROW * rows + _AROUND, _TALLEST) if rows else _SQUARE if panel.is_square else _HEIGHT
     lines = [series for series in panel.series if series.kind in ("line", "steps")]
     unified = lines and len(lines) == len(panel.series) and len(lines) <= _MOST_UNIFIED and not panel.is_sideways
     layout: dict[str, Any] = {

@@ -108,7 +108,14 @@ def interval_effect(effects: Sequence[IntervalEffect]) -> Figure:
         low = numbers(m - s for m, s in spread) if several else ()
         high = numbers(m + s for m, s in spread) if several else ()
         line = Series("ForkMerge", effect.intervals, numbers(effect.means), low, high)
-        panels.append(Panel(effect.target, Axis("Δt, steps between merges", is_log=True), Axis(effect.metric), (line,)))
+        panels.append(
+            Panel(
+                effect.target,
+                Axis("Δt, steps between merges", is_log=True, ticks=effect.intervals),
+                Axis(effect.metric),
+                (line,),
+            )
+        )
     caption = (
         "The same run with other intervals between merges. Short ones judge branches before their tasks have shown "
         "what they do; long ones let branches drift too far apart to be merged."
@@ -171,31 +178,37 @@ def pareto_projections(projections: Sequence[ParetoProjection]) -> Figure:
     return Figure("pareto", "Trade-offs between tasks", caption, tuple(panels))
 
 
-def combination_gains(found: CombinationGains) -> Figure:
-    """Transfer gain of every mixture of two models, or three (Fig. 6)."""
-    best = ", ".join(
-        f"{value:.2f} {name}" for name, value in zip(found.names, found.coefficients[found.best], strict=True) if value
-    )
-    highest = signed(found.gains[found.best], "+.4g")
-    caption = f"Transfer gain of weighted averages of trained models. Best: {best}, {highest}."
-    if len(found.names) == 2:
-        x = numbers(point[1] for point in found.coefficients)
-        line = Series("gain", x, numbers(found.gains))
-        axes = Axis(f"coefficient of {found.names[1]} (rest: {found.names[0]})"), Axis("transfer gain")
-        return Figure("mixture", "Mixing two models", caption, (Panel("", *axes, (line,)),))
+def combination_gains(found: Sequence[CombinationGains]) -> Figure:
+    """Transfer gain of every mixture of two models (a line), or of three (a triangle) (Fig. 6)."""
+    panels, words = [], []
+    for gains in found:
+        panels.append(_mixed_two(gains) if len(gains.names) == 2 else _mixed_three(gains))
+        shares = zip(gains.names, gains.coefficients[gains.best], strict=True)
+        best = ", ".join(f"{value:.2f} {name}" for name, value in shares if value)
+        words.append(f"{best}, {signed(gains.gains[gains.best], '+.4g')}")
+    caption = f"Transfer gain of weighted averages of trained models. Best: {'; '.join(words)}."
+    return Figure("mixture", "Mixtures of models", caption, tuple(panels))
+
+
+def _mixed_two(found: CombinationGains) -> Panel:
+    line = Series("gain", numbers(point[1] for point in found.coefficients), numbers(found.gains))
+    x = Axis(f"coefficient of {found.names[1]} (rest: {found.names[0]})")
+    return Panel("", x, Axis("transfer gain"), (line,))
+
+
+def _mixed_three(found: CombinationGains) -> Panel:
     corners = ((0.0, 0.0), (1.0, 0.0), (0.5, math.sqrt(3) / 2))
     x, y = zip(*(_inside(corners, point) for point in found.coefficients), strict=True)
-    names = found.names
     texts = tuple(
-        ", ".join(f"{n} {c:.2f}" for n, c in zip(names, point, strict=True)) + f": {signed(gain, '+.4g')}"
+        ", ".join(f"{n} {c:.2f}" for n, c in zip(found.names, point, strict=True)) + f": {signed(gain, '+.4g')}"
         for point, gain in zip(found.coefficients, found.gains, strict=True)
     )
-    edge = (*corners, corners[0])
-    outline = Series("", tuple(p[0] for p in edge), tuple(p[1] for p in edge), is_reference=True)
+    edge_x, edge_y = zip(*corners, corners[0], strict=True)
+    outline = Series("", edge_x, edge_y, is_reference=True)
     dots = Series("gain", x, y, kind="dots", values=numbers(found.gains), texts=texts)
-    label = Series("", tuple(p[0] for p in corners), tuple(p[1] for p in corners), labels=names, is_reference=True)
-    panel = Panel("", Axis(is_hidden=True), Axis(is_hidden=True), (outline, dots, label), is_square=True)
-    return Figure("mixture", "Mixing three models", caption, (panel,))
+    names = Series("", edge_x[:3], edge_y[:3], labels=found.names, is_reference=True)
+    hidden = Axis(is_hidden=True)
+    return Panel("", hidden, hidden, (outline, dots, names), is_square=True)
 
 
 def _inside(corners: Sequence[tuple[float, float]], weights: Sequence[float]) -> tuple[float, float]:
@@ -217,14 +230,16 @@ def loss_lines(lines: Sequence[LossLine]) -> Figure:
     return Figure("line", "Loss between models", caption, (panel,))
 
 
-def loss_plane(found: LossPlane) -> Figure:
-    """The target's loss on the plane through three models."""
-    rows = tuple(numbers(row) for row in found.losses)
-    places = {**dict(zip(found.names, found.corners, strict=True)), **found.marks}
-    x, y = zip(*places.values(), strict=True)
-    names = tuple(places)
-    dots = Series("models", x, y, kind="dots", labels=names, texts=names)
-    axis = Axis("distance of parameters")
-    panel = Panel("", axis, axis, (dots,), Heat(rows, x=found.xs, y=found.ys), is_square=True)
+def loss_plane(planes: Sequence[LossPlane]) -> Figure:
+    """The target's loss on planes through three models each."""
+    panels = []
+    for found in planes:
+        rows = tuple(numbers(row) for row in found.losses)
+        places = {**dict(zip(found.names, found.corners, strict=True)), **found.marks}
+        x, y = zip(*places.values(), strict=True)
+        names = tuple(places)
+        dots = Series("models", x, y, kind="dots", labels=names, texts=names)
+        axis = Axis("distance of parameters")
+        panels.append(Panel("", axis, axis, (dots,), Heat(rows, x=found.xs, y=found.ys), is_square=True))
     caption = "The target's validation loss on the plane through three models; dark is high."
-    return Figure("plane", "Loss around three models", caption, (panel,))
+    return Figure("plane", "Loss around three models", caption, tuple(panels))

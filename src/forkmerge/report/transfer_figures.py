@@ -34,7 +34,6 @@ def signed(value: float, form: str = "+.2f") -> str:
 
 def gain_curve(curves: Sequence[TransferCurve]) -> Figure:
     """TG(λ) of every auxiliary (Fig. 1)."""
-    weights = sorted({point.weight for curve in curves for point in curve.points})
     series = []
     for curve in curves:
         points = curve.points
@@ -56,9 +55,7 @@ def gain_curve(curves: Sequence[TransferCurve]) -> Figure:
         f"zero the auxiliary helps. Bands: {level} intervals over paired seeds. A curve that is negative for every "
         "λ > 0 is strong negative transfer; one that a smaller λ would lift above zero is weak."
     )
-    panel = Panel(
-        "", Axis(_LAMBDA, ticks=(0.0, *weights) if len(weights) < 4 else ()), Axis("transfer gain"), tuple(series)
-    )
+    panel = Panel("", Axis(_LAMBDA), Axis("transfer gain"), tuple(series))
     return Figure("gain", "Transfer gain over λ", caption, (panel,))
 
 
