@@ -37,6 +37,12 @@ from forkmerge.statistics import CONFIDENCE, compare_paired
 SHARE = 0.1
 """The share of full training that a probe may cost."""
 
+TOLERANCE = 0.05
+"""A relative rise of the target's loss that is no sign of negative transfer: unrelated tasks cost about so much while
+they are new. Chosen on the demo's problem with 20 to 600 labels."""
+
+_LOOKS = (0.5, 0.75, 1.0)  # a trial is judged over its second half: one batch more or less moves a loss
+
 
 @dataclass(frozen=True)
 class ProbePlan(Result):
@@ -56,10 +62,10 @@ class ProbePlan(Result):
 def plan_probe(problem: Problem, full_steps: int, share: float = SHARE) -> ProbePlan:
     """Return a probe that costs at most a share of one full run per auxiliary and one of the target alone.
 
-    Half of it goes into the target's own training, at most half a run of it, the rest into trials.
+    Half of it goes into the target's own training, at most a quarter of a run, the rest into trials.
     """
     units = 1 + sum(pair_units(problem, auxiliary) for auxiliary in problem.auxiliaries)
-    prefix = min(int(share / 2 * units * full_steps), full_steps // 2)
+    prefix = min(int(share / 2 * units * full_steps), full_steps // 4)
     steps = int((share * units * full_steps - prefix) / units)
     return ProbePlan(max(prefix, 1), max(steps, 1))
 
@@ -86,7 +92,7 @@ class Trial(Result):
         weight: λ.
         seed: The seed.
         effect: How much better the target is with it: the relative fall of its loss on validation examples, or the
-            difference of scores where its stream cannot read them.
+            difference of scores where its stream cannot read them; the mean over the second half of the trial.
     """
 
     auxiliary: str
@@ -112,11 +118,8 @@ def probe(recipe: Recipe, plan: ProbePlan, seed: int) -> list[Trial]:
         by_loss = reads_heldout(model, problem, seed)
         criterion = Criterion(problem.target_validation.directions)
 
-        def outcome(weights: dict[str, float]) -> float:
+        def judged() -> float:
             nonlocal criterion
-            branch = trunk.clone()
-            train(Mixture("trial", {problem.target: 1.0, **weights}), branch, steps=plan.steps)
-            bench.attach_weights(branch)
             if by_loss:
                 return -heldout_loss(model, problem, seed=seed)
             metrics = measure(model, problem.target_validation, seed=seed)
@@ -124,13 +127,27 @@ def probe(recipe: Recipe, plan: ProbePlan, seed: int) -> list[Trial]:
                 criterion = criterion.with_reference(metrics)
             return criterion.score(metrics)
 
-        base = outcome({})
-        scale = abs(base) if by_loss and base else 1.0
+        def outcomes(weights: dict[str, float]) -> list[float]:
+            branch, found = trunk.clone(), []
+            for look in looks:
+                done = branch.step - trunk.step
+                train(Mixture("trial", {problem.target: 1.0, **weights}), branch, steps=look - done)
+                bench.attach_weights(branch)
+                found.append(judged())
+            return found
+
+        looks = sorted({max(round(share * plan.steps), 1) for share in _LOOKS})
+        base = outcomes({})
         return [
-            Trial(auxiliary, weight, seed, (outcome({auxiliary: weight}) - base) / scale)
+            Trial(auxiliary, weight, seed, _effect(outcomes({auxiliary: weight}), base, by_loss))
             for auxiliary in problem.auxiliaries
             for weight in plan.weights
         ]
+
+
+def _effect(values: Sequence[float], base: Sequence[float], by_loss: bool) -> float:
+    scales = [abs(b) if by_loss and b else 1.0 for b in base]
+    return fmean((value - b) / scale for value, b, scale in zip(values, base, scales, strict=True))
 
 
 @contextmanager
@@ -164,7 +181,7 @@ class Affinity(Result):
     @property
     def is_negative(self) -> bool:
         """Whether negative transfer is predicted."""
-        return not self.mean >= 0
+        return not self.mean >= -TOLERANCE
 
 
 def affinity(trials: Sequence[Trial], auxiliary: str, weight: float = 1.0, confidence: float = CONFIDENCE) -> Affinity:
@@ -199,7 +216,7 @@ def advise(curve: TransferCurve | None, estimate: Affinity | None) -> tuple[Advi
     lean = 0.0 if curve is None else curve.points[-1].mean
     if estimate.low is not None and estimate.low > 0 and lean >= 0:
         return "use", "short trials with it lower the target's loss on validation data"
-    if estimate.high is not None and estimate.high < 0 and lean <= 0:
+    if estimate.high is not None and estimate.high < 0 and estimate.is_negative and lean <= 0:
         return "down-weight", "short trials with it raise the target's loss on validation data"
     if lean > 0 and not estimate.is_negative:
         return "use", "runs and short trials lean towards it, though not beyond doubt"

@@ -1,0 +1,165 @@
+"""How good cheap advice is: negative transfer predicted by short trials, beside full training of every pair.
+
+Truth is the transfer gain at λ = 1 on the test split after full training, over paired seeds. The estimate is one
+probe per seed (`forkmerge.analysis.advice`), which sees training and validation data only.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from functools import partial
+from statistics import fmean
+from typing import Any
+
+from harness import begin, parser, read_results, save
+from page import Goal, Section, Table
+
+import forkmerge as fm
+from forkmerge.analysis.advice import Trial, affinity, compute_share, plan_probe, probe
+from forkmerge.analysis.lessons import Recipes
+from forkmerge.analysis.studies import measure_transfer
+
+GOAL_F1, GOAL_SHARE = 0.80, 0.10
+
+
+def digits(seed: int, labels: int, steps: int | None = None) -> fm.Recipe:
+    from forkmerge.datasets.digits import STEPS, recipe
+
+    return fm.Recipe(**{**recipe(seed, labels).__dict__, "steps": steps or STEPS})
+
+
+def pacs(seed: int, target: str) -> fm.Recipe:
+    from forkmerge.datasets.pacs import recipe
+
+    return recipe(target, seed=seed)
+
+
+def census(seed: int, target: str) -> fm.Recipe:
+    from forkmerge.datasets.census import recipe
+
+    return recipe(target, seed=seed)
+
+
+def settings(quick: bool) -> dict[str, Recipes]:
+    """Return the problems: the demo's with few and with many labels, and real ones where their data is at hand."""
+    if quick:
+        return {"digits, 60 labels": partial(digits, labels=60, steps=40)}
+    found: dict[str, Recipes] = {f"digits, {n} labels": partial(digits, labels=n) for n in (20, 60, 200, 600)}
+    if os.environ.get("FORKMERGE_DATA"):
+        from forkmerge.datasets.census import TASKS
+        from forkmerge.datasets.pacs import DOMAINS
+
+        found |= {f"PACS, {domain}": partial(pacs, target=domain) for domain in DOMAINS}
+        found |= {f"Census, {task}": partial(census, target=task) for task in TASKS}
+    return found
+
+
+def score_setting(recipes: Recipes, seeds: Sequence[int]) -> dict[str, Any]:
+    """Return truth and estimates of all pairs of a target, and what the estimates cost."""
+    recipe = recipes(seeds[0])
+    plan = plan_probe(recipe.problem, recipe.steps)
+    trials: list[Trial] = [trial for seed in seeds for trial in probe(recipes(seed), plan, seed)]
+    curves = measure_transfer(recipes, weights=(1.0,), seeds=seeds, split="test")
+    pairs = {}
+    for task, curve in curves.items():
+        gain = curve.points[0]
+        one_by_one = [affinity([trial], task) for trial in trials if trial.auxiliary == task]
+        pairs[task] = {
+            "gain": gain.mean,
+            "low": gain.low,
+            "high": gain.high,
+            "effect": affinity(trials, task).mean,
+            "predicted": affinity(trials, task).is_negative,
+            "predicted by seed": [one.is_negative for one in one_by_one],
+        }
+    return {"share": compute_share(recipe.problem, plan, recipe.steps), "seeds": len(seeds), "pairs": pairs}
+
+
+def f1(predicted: Sequence[bool], true: Sequence[bool]) -> float | None:
+    """Return F1 of predicting the positives; None where there is none to find and none was claimed.
+
+    >>> f1([True, True, False], [True, False, True])
+    0.5
+    """
+    hits = sum(p and t for p, t in zip(predicted, true, strict=True))
+    claims = sum(predicted) + sum(true)
+    return 2 * hits / claims if claims else None
+
+
+def is_decided(pair: Mapping[str, Any]) -> bool:
+    """Whether full training shows the sign of the gain."""
+    return pair["low"] is not None and (pair["low"] > 0 or pair["high"] < 0)
+
+
+def summary(results: Mapping[str, Any]) -> dict[str, Any]:
+    """Return F1 over all pairs, over those that full training decides, and of single probes."""
+    pairs = [pair for setting in results.values() for pair in setting["pairs"].values()]
+    decided = [pair for pair in pairs if is_decided(pair)]
+    single = [(claim, pair["gain"] < 0) for pair in decided for claim in pair["predicted by seed"]]
+    return {
+        "pairs": len(pairs),
+        "decided": len(decided),
+        "negative": sum(pair["gain"] < 0 for pair in decided),
+        "f1 decided": f1([p["predicted"] for p in decided], [p["gain"] < 0 for p in decided]),
+        "f1 all": f1([p["predicted"] for p in pairs], [p["gain"] < 0 for p in pairs]),
+        "f1 single": f1([claim for claim, _ in single], [true for _, true in single]),
+        "share": fmean(setting["share"] for setting in results.values()),
+    }
+
+
+def section(results: Mapping[str, Any]) -> Section:
+    """Say what the results mean."""
+    rows = []
+    for name, setting in results.items():
+        for task, pair in setting["pairs"].items():
+            interval = "" if pair["low"] is None else f" [{pair['low']:+.3f}, {pair['high']:+.3f}]"
+            claims = pair["predicted by seed"]
+            truth = "–" if not is_decided(pair) else "negative" if pair["gain"] < 0 else "positive"
+            said = "negative" if pair["predicted"] else "not negative"
+            by_seed = f"{sum(claims)}/{len(claims)}"
+            rows.append(
+                [f"{name}: {task}", f"{pair['gain']:+.3f}{interval}", f"{pair['effect']:+.3f}", truth, said, by_seed]
+            )
+    found = summary(results)
+    goals = [Goal("share of the compute", GOAL_SHARE, found["share"], digits=3)]
+    if found["f1 decided"] is not None:
+        goals.insert(0, Goal("F1 of predicting negative transfer", GOAL_F1, found["f1 decided"], at_least=True))
+    shown = {key: "–" if found[key] is None else f"{found[key]:.2f}" for key in ("f1 all", "f1 single")}
+    return Section(
+        "Advice",
+        "Negative transfer predicted by short trials, beside full training of every pair of auxiliary and target.",
+        [
+            Table(
+                ["pair", "gain, 95% interval", "short trial", "full training", "predicted", "probes that say so"], rows
+            )
+        ],
+        goals,
+        [
+            f"Scored are the {found['decided']} of {found['pairs']} pairs whose sign full training shows, "
+            f"{found['negative']} of them negative. With the sign of the mean gain as truth for all pairs F1 is "
+            f"{shown['f1 all']}; with one probe instead of one per seed it is {shown['f1 single']}. The tolerance "
+            "of the estimate was chosen on the demo's problem: its rows show how well the estimate can do, other rows "
+            "how well it does.",
+            "The share counts batches: a probe over one full run per pair and one of the target alone.",
+        ],
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("--seeds", type=int)
+    arguments.add_argument("--only", default="", help="settings whose name begins so; the others' results are kept")
+    options = begin(arguments, argv)
+    seeds = range(options.seeds or (1 if options.quick else 5))
+    results = {} if options.quick else read_results("advice", options.out)
+    for name, recipes in settings(options.quick).items():
+        if name.startswith(options.only):
+            results[name] = score_setting(recipes, list(seeds))
+            save("advice", results, options.out)
+            print(f"{name}: {results[name]}", flush=True)
+    print(summary(results))
+
+
+if __name__ == "__main__":
+    main()

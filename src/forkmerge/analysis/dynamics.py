@@ -1,0 +1,165 @@
+"""What records say: coefficients over rounds, learning curves, the effect of Δt, costs, Pareto projections."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean, stdev
+from typing import Protocol, TypeVar
+
+from forkmerge.algorithms import pareto_front
+from forkmerge.analysis.merge_results import (
+    CoefficientHistory,
+    IntervalEffect,
+    LearningCurve,
+    MethodCost,
+    ParetoPoint,
+    ParetoProjection,
+)
+from forkmerge.errors import ProblemError
+from forkmerge.run import Run
+from forkmerge.summary import Summary
+
+T = TypeVar("T", str, tuple[int, ...])
+
+
+class Scored(Protocol):
+    """A point of a weight grid."""
+
+    @property
+    def task_weights(self) -> Mapping[str, float]:
+        """Its task weights."""
+
+    @property
+    def scores(self) -> Mapping[str, float]:
+        """One score per task, higher is better."""
+
+
+def coefficient_history(runs: Sequence[Run]) -> CoefficientHistory:
+    """Return how the coefficients of runs that differ in their seed went over rounds.
+
+    A branch that was pruned, or faulty, has coefficient 0.
+
+    References:
+        ForkMerge, Fig. 9.
+    """
+    searched = [run.searched for run in runs]
+    target = _same("target", [run.target for run in runs])
+    steps = _same("steps of the merges", [tuple(r.end for r in rounds) for rounds in searched])
+    branches = tuple(dict.fromkeys(name for rounds in searched for r in rounds for name in r.branches))
+    tasks = tuple(dict.fromkeys(task for rounds in searched for r in rounds for task in r.relevance))
+    values = {
+        name: [[rounds[i].coefficients.get(name, 0.0) for rounds in searched] for i in range(len(steps))]
+        for name in branches
+    }
+    return CoefficientHistory(
+        target=target,
+        runs=len(runs),
+        steps=steps,
+        branches=branches,
+        means={name: tuple(map(fmean, per_round)) for name, per_round in values.items()},
+        stds={name: tuple(map(_std, per_round)) for name, per_round in values.items()},
+        relevance={
+            task: tuple(fmean(rounds[i].relevance.get(task, 0.0) for rounds in searched) for i in range(len(steps)))
+            for task in tasks
+        },
+    )
+
+
+def learning_curve(label: str, runs: Sequence[Run]) -> LearningCurve:
+    """Return the validation score over steps, mean ± standard deviation over runs that differ in their seed.
+
+    Steps at which some run has no score (every branch was faulty) are left out.
+
+    References:
+        ForkMerge, Fig. 11.
+    """
+    target = _same("target", [run.target for run in runs])
+    found = [{r.end: r.score for r in run.searched if r.score is not None} for run in runs]
+    steps = tuple(step for step in found[0] if all(step in scores for scores in found))
+    values = [[scores[step] for scores in found] for step in steps]
+    return LearningCurve(label, target, steps, tuple(map(fmean, values)), tuple(map(_std, values)), len(runs))
+
+
+def interval_effect(runs: Mapping[int, Sequence[Run]], metric: str | None = None) -> IntervalEffect:
+    """Return what Δt does to the result.
+
+    Args:
+        runs: `{Δt: runs that differ in their seed}`.
+        metric: A metric of the test split, or of validation where it was not measured; the validation score where None.
+
+    References:
+        ForkMerge, Fig. 7.
+    """
+    target = _same("target", [run.target for group in runs.values() for run in group])
+    values = {interval: [_value(run, metric) for run in runs[interval]] for interval in sorted(runs)}
+    return IntervalEffect(
+        target=target,
+        metric=metric or "score",
+        intervals=tuple(values),
+        means=tuple(map(fmean, values.values())),
+        stds=tuple(map(_std, values.values())),
+        runs=tuple(map(len, values.values())),
+    )
+
+
+def method_costs(summary: Summary) -> list[MethodCost]:
+    """Return what every method of a comparison costs and gives.
+
+    References:
+        ForkMerge, Fig. 10.
+    """
+    changes = {standing.method: standing.change for standing in summary.overall}
+    labels = {standing.method: standing.label for standing in summary.overall}
+    result = []
+    for method, cost in summary.costs.items():
+        change = changes.get(method)
+        mean = None if change is None else change.mean
+        result.append(MethodCost(labels.get(method, method), cost.time, mean, cost.branches, cost.memory))
+    return result
+
+
+def pareto_projection(
+    first: str, second: str, grid: Sequence[Scored], methods: Mapping[str, Mapping[str, float]] | None = None
+) -> ParetoProjection:
+    """Return the scores of two tasks: of a grid search's points, and of methods beside them.
+
+    Args:
+        first: Task on the x axis.
+        second: Task on the y axis.
+        grid: Points of `WeightGrid`.
+        methods: `{label: {task: score}}`.
+
+    References:
+        ForkMerge, Fig. 12.
+    """
+    named = [(" : ".join(f"{w:g}" for w in p.task_weights.values()), p.scores, True) for p in grid]
+    named += [(label, scores, False) for label, scores in (methods or {}).items()]
+    front = set(pareto_front([{"x": scores[first], "y": scores[second]} for _, scores, _ in named]))
+    points = tuple(
+        ParetoPoint(label, scores[first], scores[second], index in front, is_grid)
+        for index, (label, scores, is_grid) in enumerate(named)
+    )
+    return ParetoProjection(first, second, points)
+
+
+def _value(run: Run, metric: str | None) -> float:
+    if metric is None:
+        if run.score is None:
+            raise ProblemError(f"the run with seed {run.seed} has no validation score: name a metric.")
+        return run.score
+    metrics = run.metrics if run.test is None else run.test
+    if metric not in metrics:
+        raise ProblemError(f"the run with seed {run.seed} has no metric {metric!r}. It has: {', '.join(metrics)}.")
+    return metrics[metric]
+
+
+def _std(values: Sequence[float]) -> float:
+    return stdev(values) if len(values) > 1 else 0.0
+
+
+def _same(what: str, values: Sequence[T]) -> T:
+    if not values:
+        raise ProblemError("there is no run to look at.")
+    if len(set(values)) > 1:
+        raise ProblemError(f"runs must share the {what}, got {' and '.join(map(str, dict.fromkeys(values)))}.")
+    return values[0]

@@ -1,0 +1,244 @@
+"""Combinations of models, records over rounds, and questions to a merge."""
+
+from __future__ import annotations
+
+import builtins
+import math
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+import forkmerge as fm
+from forkmerge.analysis import combinations, dynamics, pictures, why
+from forkmerge.summary import Cost, Standing, Summary
+from problems import (
+    SGD,
+    Point,
+    evaluation,
+    fit,
+    noisy_net,
+    plain_net,
+    quadratic_problem,
+    shared_problem,
+)
+
+BRANCHES = {"alone": {"tgt": 1.0}, "joint": {"tgt": 1.0, "aux": 1.0}, "odd": {"tgt": 1.0, "odd": 1.0}}
+PLANE = {"a": (0.0, 0.0), "b": (2.0, 0.0), "c": (1.0, 3.0)}
+
+
+def at(*theta):
+    return {"theta": torch.tensor(theta, dtype=torch.float64)}
+
+
+def states():
+    return {name: at(*theta) for name, theta in PLANE.items()}
+
+
+def loss(x, y, goal=(1.0, 0.5)):
+    return 0.5 * ((x - goal[0]) ** 2 + (y - goal[1]) ** 2)
+
+
+PROBLEM = quadratic_problem({"tgt": (5.0, 5.0), "aux": (0.0, 0.0)}, (1.0, 0.5))
+
+
+def test_gains_of_a_triangle_are_those_of_the_merged_models():
+    model = Point((9.0, 9.0))
+    found = combinations.combination_gains(model, PROBLEM, states(), resolution=4)
+    assert len(found.coefficients) == 15
+    assert model.theta.tolist() == [9.0, 9.0]
+    for (a, b, c), gain in zip(found.coefficients, found.gains, strict=True):
+        assert a + b + c == pytest.approx(1)
+        assert gain == pytest.approx(loss(0, 0) - loss(2 * b + c, 3 * c))
+    assert found.coefficients[found.best] == (0.5, 0.25, 0.25)  # of two that are as near to the goal the first
+
+
+def test_a_line_of_two_models_ends_in_both():
+    two = {name: states()[name] for name in ("a", "b")}
+    found = combinations.combination_gains(Point(), PROBLEM, two, resolution=2)
+    assert found.coefficients == ((1.0, 0.0), (0.5, 0.5), (0.0, 1.0))
+    with pytest.raises(fm.ProblemError, match="two or three"):
+        combinations.combination_gains(Point(), PROBLEM, {"a": at(0.0, 0.0)})
+
+
+def test_the_loss_along_a_line_has_a_barrier_only_where_it_rises_above_its_ends():
+    two = {"a": at(0.0, 0.0), "b": at(2.0, 0.0)}
+    found = combinations.loss_line(Point(), PROBLEM, two, points=5)
+    assert found.positions == pytest.approx((0, 0.25, 0.5, 0.75, 1))
+    # The loss is measured on validation examples by the target's own loss, here the distance to the goal.
+    assert found.losses == pytest.approx([loss(2 * p, 0) for p in found.positions])
+    assert found.barrier == 0
+    assert found.scores == pytest.approx([-value for value in found.losses])
+
+
+def test_the_plane_through_three_models_has_their_distances_and_the_right_losses():
+    found = combinations.loss_plane(
+        Point(), PROBLEM, states(), marks={"merge": {"a": 0.2, "b": 0.3, "c": 0.5}}, points=3
+    )
+    assert [v for corner in found.corners for v in corner] == pytest.approx([0, 0, 2, 0, 1, 3])
+    assert found.marks["merge"] == pytest.approx((0.3 * 2 + 0.5, 1.5))
+    for y, row in zip(found.ys, found.losses, strict=True):
+        assert row == pytest.approx([loss(x, y) for x in found.xs])
+    with pytest.raises(fm.ProblemError, match="lie on a line"):
+        combinations.loss_plane(Point(), PROBLEM, {"a": at(0.0, 0.0), "b": at(1.0, 1.0), "c": at(2.0, 2.0)})
+
+
+def test_coefficients_over_rounds_are_means_over_runs():
+    runs = [fit(fm.ForkMerge(BRANCHES, interval=4), seed=seed) for seed in (0, 1)]
+    found = dynamics.coefficient_history(runs)
+    assert found.steps == (4, 8, 12)
+    for i in range(3):
+        values = [run.searched[i].coefficients["joint"] for run in runs]
+        assert found.means["joint"][i] == pytest.approx(sum(values) / 2)
+        assert found.stds["joint"][i] == pytest.approx(abs(values[0] - values[1]) / math.sqrt(2))
+        assert found.relevance["tgt"][i] == pytest.approx(1)
+    curve = dynamics.learning_curve("ForkMerge", runs)
+    assert curve.means[-1] == pytest.approx(sum(run.score for run in runs) / 2)
+    effect = dynamics.interval_effect({4: runs, 2: [fit(fm.ForkMerge(BRANCHES, interval=2))]})
+    assert effect.intervals == (2, 4)
+    assert effect.runs == (1, 2)
+    with pytest.raises(fm.ProblemError, match="share the steps"):
+        dynamics.coefficient_history([runs[0], fit(fm.ForkMerge(BRANCHES, interval=2))])
+
+
+@dataclass(frozen=True)
+class GridPoint:
+    task_weights: dict
+    scores: dict
+
+
+def test_a_projection_marks_the_front_and_costs_come_from_the_summary():
+    grid = [GridPoint({"a": 1, "b": w}, {"a": 1 - w, "b": w}) for w in (0.25, 0.75)]
+    found = dynamics.pareto_projection("a", "b", grid, {"good": {"a": 0.9, "b": 0.6}, "bad": {"a": 0.1, "b": 0.1}})
+    assert [(p.label, p.is_front, p.is_grid) for p in found.points] == [
+        ("1 : 0.25", False, True),
+        ("1 : 0.75", True, True),
+        ("good", True, False),
+        ("bad", False, False),
+    ]
+    standing = Standing("ew", "EW", {}, None, None, None, None)
+    costs = {"ew": Cost(1, None, 1.5, None, 0.0)}
+    (cost,) = dynamics.method_costs(Summary("STL", 0.95, [0], "test", False, {}, {}, [standing], costs))
+    assert (cost.label, cost.time, cost.change) == ("EW", 1.5, None)
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """A finished run with its branches, and the recipe it was made with."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    recipe = fm.Recipe(
+        shared_problem(metrics=fm.nll),
+        model=noisy_net,
+        optimizer=SGD,
+        steps=8,
+        algorithm=fm.ForkMerge(BRANCHES, interval=4, keep_branches=True),
+        options={"threads": 1},
+    )
+    return folder, recipe, recipe.fit(folder=folder)
+
+
+def test_a_replay_of_nothing_finds_the_recorded_merge(kept):
+    folder, recipe, run = kept
+    for index in (1, 2):
+        found = why.open_round(folder, recipe, index).replay()
+        assert found.question == "nothing"
+        assert found.chosen == run.searched[index - 1].coefficients
+        assert found.score == pytest.approx(run.searched[index - 1].score, abs=1e-6)
+        assert found.recorded_score == found.score
+        for name, branch in run.searched[index - 1].branches.items():
+            assert found.branch_scores[name] == pytest.approx(branch.score, abs=1e-6)
+
+
+def test_a_replay_with_another_search_metric_or_data_uses_them(kept):
+    folder, recipe, _ = kept
+    saved = why.open_round(folder, recipe, 2)
+    fixed = saved.replay(search=fm.Fixed((0.5, 0.25, 0.25)))
+    assert tuple(fixed.chosen.values()) == (0.5, 0.25, 0.25)
+    assert fixed.question == "another search"
+    assert saved.replay(metrics=fm.accuracy).score in {k / 24 for k in range(25)}
+    other = evaluation(metrics=fm.nll, seed=77)
+    found = saved.replay(evaluation=other, search="grid")
+    assert found.question == "another search, data"
+    assert found.score >= max(found.branch_scores.values())
+    half = saved.replay(indices=range(12))
+    assert half.score != saved.replay().score
+
+
+def test_scores_on_some_examples_are_those_of_a_pass_over_them(kept):
+    folder, recipe, _ = kept
+    saved = why.open_round(folder, recipe, 1)
+    score = saved._scorer(saved.evaluation, [3, 5, 8])
+    bench = saved.blend.bench
+    bench.attach_weights(saved.blend((0.5, 0.5, 0.0)))
+    direct = -fm.measure(bench.model, saved.evaluation, indices=[3, 5, 8])["nll"]
+    assert score((0.5, 0.5, 0.0)) == pytest.approx(direct, abs=1e-6)
+
+
+def test_a_branch_taken_away_leaves_the_others_scaled_up(kept):
+    folder, recipe, run = kept
+    saved = why.open_round(folder, recipe, 2)
+    coefficients = run.searched[1].coefficients
+    branch = max(coefficients, key=coefficients.get)
+    found = saved.without(branch)
+    assert found.coefficients[branch] == 0
+    assert found.score == pytest.approx(run.searched[1].score, abs=1e-6)
+    assert found.searched <= found.score + 1e-9
+    rest = 1 - coefficients[branch]
+    if rest:
+        scaled = tuple(0.0 if name == branch else value / rest for name, value in coefficients.items())
+        assert found.without == pytest.approx(saved._scorer(saved.evaluation, None)(scaled))
+    with pytest.raises(fm.ProblemError, match="Known: alone, joint, odd"):
+        saved.without("jont")
+
+
+def test_survival_measures_a_choice_on_examples_it_was_not_made_on(kept):
+    folder, recipe, _ = kept
+    saved = why.open_round(folder, recipe, 2)
+    found = saved.survival(splits=3)
+    assert len(found.seen) == len(found.unseen) == 6
+    assert all(gain >= -1e-9 for gain in found.seen)  # the target alone is a candidate
+    assert found.mean_unseen <= found.mean_seen + 1e-9 or found.kept > 1
+    assert found.baseline == "alone"
+    assert found == saved.survival(splits=3)
+
+
+def test_a_round_that_was_not_kept_is_named(kept, tmp_path):
+    folder, recipe, _ = kept
+    with pytest.raises(fm.StoreError, match="no searched round 7: it has 1 to 2"):
+        why.open_round(folder, recipe, 7)
+    fit(fm.ForkMerge(BRANCHES, interval=4), folder=tmp_path / "run")
+    other = replace(recipe, model=plain_net, problem=shared_problem())
+    with pytest.raises(fm.StoreError, match="keeps no branches of round 1"):
+        why.open_round(tmp_path / "run", other, 1)
+
+
+def features(model, batch):
+    inputs, labels = batch
+    return model.body(inputs), labels[:, 0]
+
+
+def test_a_feature_map_mixes_training_points_by_weight_and_is_the_same_again():
+    pytest.importorskip("sklearn")
+    problem, model = shared_problem(), plain_net()
+    make = [pictures.feature_map(model, problem, "aux", features, points=40, weights=(0.0, 1.0)) for _ in range(2)]
+    assert make[0] == make[1]
+    alone, mixed = make[0].panels
+    assert alone.origins.count("auxiliary") == 0
+    assert 8 < mixed.origins.count("auxiliary") < 32
+    assert mixed.origins.count("held-out") == 24
+    assert len(mixed.positions) == len(mixed.classes) == 64
+    few = pictures.feature_map(model, problem, "aux", features, points=10, weights=(1.0,), classes=1)
+    assert len(set(few.panels[0].classes)) == 1
+
+
+def test_without_scikit_learn_a_feature_map_says_what_to_install(monkeypatch):
+    real = builtins.__import__
+
+    def without(name, *rest, **options):
+        if name.startswith("sklearn"):
+            raise ImportError(name)
+        return real(name, *rest, **options)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(fm.ProblemError, match=r"forkmerge\[analysis\]"):
+        pictures.feature_map(plain_net(), shared_problem(), "aux", features)
