@@ -174,6 +174,7 @@ def test_what_a_table_cannot_ask_for_is_refused_by_name(old, new, message, file)
     file.write_text(TABLE.format(extra="").replace(old, new))
     with pytest.raises(fm.ConfigError, match=message):
         pretrained(fm.load_recipe(file))
+    assert not list(cache_folder("pretrained").glob("*/result.json")), "it was trained before it was refused"
 
 
 def test_weights_that_do_not_fit_are_named():

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -125,14 +126,18 @@ def pretrained(recipe: Recipe, say: Say = lambda text: None) -> Recipe:
     factory = recipe.model
     if not isinstance(factory, Pretrained):
         return recipe
-    key, weights = find_weights(factory.pretraining, factory.key, say)
-    seed = recipe.options.get("seed", 0)
-    load_part(build_model(lambda: first_model(factory), seed), weights, factory.pretraining.part)
+    model = build_model(lambda: first_model(factory), recipe.options.get("seed", 0))
+    load = partial(load_part, model, part=factory.pretraining.part)
+    key, weights = find_weights(factory.pretraining, factory.key, say, load)
+    load(weights)
     return replace(recipe, model=replace(factory, key=key), source={**recipe.source, "pretrained": key})
 
 
 def find_weights(
-    pretraining: Pretraining, key: str | None = None, say: Say = lambda text: None
+    pretraining: Pretraining,
+    key: str | None = None,
+    say: Say = lambda text: None,
+    load: Callable[[Mapping[str, Tensor]], None] = lambda weights: None,
 ) -> tuple[str, dict[str, Tensor]]:
     """Return the key and the weights of a pre-training; they are made where they are missing or damaged.
 
@@ -142,6 +147,7 @@ def find_weights(
         pretraining: What to train.
         key: Of weights that were found before; without it the key is made from the recipe and its data.
         say: Told in words how far it is.
+        load: Tried with the first weights before anything is trained, to refuse a model that they do not fit.
     """
     if key is not None:
         with _locked(key, pretraining, say):
@@ -153,7 +159,10 @@ def find_weights(
         key = content_key(recipe)
     with _locked(key, pretraining, say):
         weights = _read(key, say)
-        return key, _train(recipe, key, pretraining, say) if weights is None else weights
+        if weights is None:
+            load(build_model(recipe.model, recipe.options["seed"]).state_dict())
+            weights = _train(recipe, key, pretraining, say)
+        return key, weights
 
 
 def load_part(model: nn.Module, weights: Mapping[str, Tensor], part: str) -> None:
