@@ -140,7 +140,7 @@ def semi_supervised_recipe(
     )
 
 
-def make_network(network: Network, classes: Mapping[str, int], *, width: int = 32, teacher: bool = False) -> nn.Module:
+def make_network(network: Network, classes: Mapping[str, int], *, width: int = 16, teacher: bool = False) -> nn.Module:
     """Return a network of a name with a head per task, and where wanted its moving average with ARML's decay, 0.95."""
     model = small_classifier(classes, width=width) if network == "small" else Classifier(WideResNet(28, 2), classes)
     return WithTeacher(model, 0.95) if teacher else model
