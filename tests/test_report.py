@@ -9,6 +9,7 @@ import io
 import json
 import re
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from forkmerge.analysis.pieces import FORMAT
 from forkmerge.cli import app
 from forkmerge.errors import ConfigError, StoreError
 from forkmerge.experiment import plan_comparison, run_comparison
+from forkmerge.records import read_comparison, to_text, write_records
 from forkmerge.report import Page, Section, figure_csv, page_from, save_result, to_html, write_figure, write_report
 from forkmerge.report.comparison_page import judge
 from forkmerge.report.diagnosis_page import diagnosis_page
@@ -112,6 +114,31 @@ def test_a_comparison_folder_becomes_a_page_with_verdicts_curves_and_costs(compa
     assert page.facts["runs"] == "12 of 12"
     assert "STL" in page.headline
     assert write_report(comparison).stat().st_size < 10e6
+
+
+def test_a_file_of_records_has_the_page_of_its_comparison(comparison, tmp_path):
+    write_records(comparison, tmp_path / "small.json")
+    page, whole = page_from(tmp_path / "small.json"), page_from(comparison)
+    assert set(page.figures) == set(whole.figures) - {"relevance"}
+    mine, theirs = (found.figures["coefficients"].panels[0].series for found in (page, whole))
+    assert [series.name for series in mine] == [series.name for series in theirs]
+    assert mine[0].y == pytest.approx(theirs[0].y, rel=1e-4)
+    assert page.headline == whole.headline
+    assert run("report", tmp_path / "small.json").strip() == str(tmp_path / "small.html")
+
+
+def test_methods_that_differ_in_their_interval_show_its_effect(comparison, tmp_path):
+    write_records(comparison, tmp_path / "a.json")
+    plan, outcomes = read_comparison(tmp_path / "a.json")
+    merged = [o for o in outcomes if o.method == "forkmerge" and o.kind == "final" and o.target == "tgt"]
+    swept = [replace(o, method=f"fm[{i}]", label=f"ForkMerge[interval={i}]") for i in (2, 30) for o in merged]
+    plan["methods"] += [{"word": f"fm[{i}]", "label": f"ForkMerge[interval={i}]"} for i in (2, 30)]
+    kept = [o for o in outcomes if o.kind == "final"]
+    (tmp_path / "b.json").write_text(to_text(plan, [*kept, *swept]))
+    (panel,) = page_from(tmp_path / "b.json").figures["interval"].panels
+    assert panel.title == "ForkMerge on tgt"
+    assert panel.series[0].x == (2, 30)
+    assert panel.series[0].y[0] == pytest.approx(sum(o.metrics["accuracy"] or 0.0 for o in merged) / 2)
 
 
 def test_a_comparison_that_has_just_begun_has_a_page(tmp_path):
@@ -243,11 +270,11 @@ def test_a_figure_of_a_folder_is_written_by_the_command(tmp_path, comparison):
 
 
 def test_tasks_are_called_used_or_refused_against_equal_coefficients():
-    rounds = samples.story(40, 30).rounds
-    words = use_of(rounds, "task 00")
+    many = samples.story(40, 30).run
+    assert many is not None
+    words = use_of(many)
     assert words["task 01"] == "used"
     assert len(words) == 39
-    assert use_of(samples.story(3, 5).rounds, "task 00").keys() == {"task 01", "task 02"}
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,12 @@ def register(app: typer.Typer) -> None:
 
 
 def report(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run, a comparison or a diagnosis.")],
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DIR", help="The folder of a run, a comparison or a diagnosis; or a comparison's records."
+        ),
+    ],
     out: Annotated[
         Path | None,
         typer.Option(help="The page; or, with --figure, fig.pdf, .svg or .png.  [default: report.html in DIR]"),

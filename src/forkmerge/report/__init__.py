@@ -44,7 +44,7 @@ def page_from(folder: str | os.PathLike[str]) -> Page:
 
 
 def _page_of(path: Path) -> Page:
-    if (path / "plan.json").is_file():
+    if path.is_file() or (path / "plan.json").is_file():
         from forkmerge.report.comparison_page import comparison_page
 
         return comparison_page(path)
@@ -62,13 +62,15 @@ def _page_of(path: Path) -> Page:
 
         return run_page(read_story(path))
     raise StoreError(
-        f"{path} holds no run, comparison or diagnosis: give the folder of one. `{command('runs')}` lists runs."
+        f"{path} holds no run, comparison or diagnosis: give the folder of one, or a comparison's file of records. "
+        f"`{command('runs')}` lists runs."
     )
 
 
 def write_report(folder: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Path:
-    """Write the page of a folder and return where; `report.html` in the folder itself unless `out` says otherwise."""
-    path = Path(folder) / "report.html" if out is None else Path(out)
+    """Write the page of a folder and return where; `report.html` in the folder, unless `out` says otherwise."""
+    source = Path(folder)
+    path = Path(out) if out else source.with_suffix(".html") if source.is_file() else source / "report.html"
     if path.suffix.lower() not in (".html", ".htm"):
         raise ConfigError(f"--out {path}: a page is an HTML file, such as report.html; for another form give --figure.")
     text = to_html(page_from(folder))

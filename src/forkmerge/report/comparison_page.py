@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
 
-from forkmerge.analysis.merge_results import IntervalEffect, MethodCost, ParetoPoint, ParetoProjection
+from forkmerge.analysis.dynamics import coefficient_history, learning_curve, method_costs
+from forkmerge.analysis.merge_results import IntervalEffect, ParetoPoint, ParetoProjection
 from forkmerge.comparison_tables import tables_of
-from forkmerge.errors import ForkMergeError, StoreError, command
-from forkmerge.history import Story, read_story
-from forkmerge.outcomes import Outcome, read_outcomes, read_plan
+from forkmerge.errors import ForkMergeError, command
+from forkmerge.history import read_run
+from forkmerge.outcomes import Outcome
+from forkmerge.records import read_comparison
 from forkmerge.report.figure import Axis, Figure, Heat, Panel, Series
 from forkmerge.report.merge_figures import (
     coefficients_over_rounds,
@@ -24,33 +26,33 @@ from forkmerge.report.merge_figures import (
     relevance_over_rounds,
 )
 from forkmerge.report.page import Page, Section
-from forkmerge.report.records import coefficient_history, learning_curve
 from forkmerge.report.transfer_figures import numbers
+from forkmerge.run import BranchRecord, Round, Run
+from forkmerge.statistics import spread
 from forkmerge.summary import Standing, Summary, summarise
 from forkmerge.tables import Cell, Column, Table
 
+_INTERVAL = re.compile(r"(.+)\[interval=(\d+)\]")
 _MOST_PAIRS = 6  # projections on two targets
 
 
-def comparison_page(folder: Path) -> Page:
-    """Return the page of a comparison, finished or not."""
-    plan = read_plan(folder)
-    if plan is None:
-        raise StoreError(f"{folder} is not the folder of a comparison: it holds no plan.json.")
-    outcomes = _ordered(read_outcomes(folder), plan)
+def comparison_page(source: Path) -> Page:
+    """Return the page of a comparison, finished or not, from its folder or a file of records."""
+    plan, found = read_comparison(source)
+    outcomes = _ordered(found, plan)
     summary = summarise(outcomes, plan)
-    stories = _stories(folder, outcomes)
+    runs = _runs(source, outcomes)
     shown = _first_shown(summary)
     results: list[Table | Figure] = [verdict_table(summary), change_per_method(summary), *change_matrix(summary)]
-    during = {"Learning": _learning(stories, shown), "Merges": [*_merges(stories), *_intervals(outcomes)]}
+    during = {"Learning": _learning(runs, shown), "Merges": [*_merges(runs), *_intervals(outcomes)]}
     sections = [Section("Which method is better", "", tuple(results))]
     sections.append(Section("Numbers", "", tuple(tables_of(summary))))
     if any(cost.time for cost in summary.costs.values()):
-        sections.append(Section("Costs", "", (cost_per_method(costs_of(summary)), *_pareto(summary))))
+        sections.append(Section("Costs", "", (cost_per_method(method_costs(summary)), *_pareto(summary))))
     sections += [Section(title, "", tuple(items)) for title, items in during.items() if items]
-    environments = [story.run.environment for _, story in stories if story.run is not None]
+    environments = [run.environment for group in runs.values() for run in group if run.environment]
     return Page(
-        title=f"Comparison {folder.name}",
+        title=f"Comparison {source.stem}",
         kind="comparison",
         headline=_headline(summary),
         facts=_facts(plan, summary, outcomes),
@@ -58,7 +60,7 @@ def comparison_page(folder: Path) -> Page:
         notes=tuple(dict.fromkeys(f"{o.label} on {o.target}: {note}" for o in outcomes for note in o.notes))[:40],
         configuration=plan,
         environment=environments[0] if environments else None,
-        commands={"this page": command(f"report {shlex.quote(str(folder))}")},
+        commands={"this page": command(f"report {shlex.quote(str(source))}")},
     )
 
 
@@ -70,16 +72,29 @@ def _ordered(outcomes: Sequence[Outcome], plan: Mapping[str, Any]) -> list[Outco
     return sorted(known, key=lambda outcome: (targets[outcome.target], methods[outcome.method], outcome.seed))
 
 
-def _stories(folder: Path, outcomes: Sequence[Outcome]) -> list[tuple[Outcome, Story]]:
-    """Return the records of all runs that can be read, without those that only helped to choose a setting."""
-    found = []
+def _runs(source: Path, outcomes: Sequence[Outcome]) -> dict[tuple[str, str], list[Run]]:
+    """Return the runs of every target and method, without those that only helped to choose a setting."""
+    groups: dict[tuple[str, str], list[Run]] = {}
     for outcome in outcomes:
         if outcome.kind == "final" and outcome.error is None:
-            try:
-                found.append((outcome, read_story(folder / outcome.folder)))
-            except (ForkMergeError, OSError, KeyError, TypeError):
-                continue  # the tables do not need it
-    return found
+            groups.setdefault((outcome.target, outcome.label), []).append(_run_of(source, outcome))
+    return groups
+
+
+def _run_of(source: Path, outcome: Outcome) -> Run:
+    """Return a run from its folder, or as much of it as its record holds."""
+    try:
+        if source.is_dir() and (source / outcome.folder).is_dir():
+            return read_run(source / outcome.folder)
+    except (ForkMergeError, OSError, KeyError, TypeError):
+        pass  # the record has the most of it
+    rounds = []
+    for index, found in enumerate(outcome.rounds):
+        scores = found.get("branches", {"": found["score"]})
+        branches = {name: BranchRecord({}, score, {}, {}, found["end"]) for name, score in scores.items()}
+        shares = found.get("coefficients", {})
+        rounds.append(Round(index + 1, "search", 0, found["end"], branches, [], shares, found["score"], {}, []))
+    return Run(outcome.label, outcome.target, outcome.steps, outcome.seed, None, {}, "", rounds)
 
 
 def judge(standing: Standing) -> str:
@@ -157,16 +172,6 @@ def change_matrix(summary: Summary) -> list[Figure]:
     return [Figure("targets", "Δ by target", caption, (panel,))]
 
 
-def costs_of(summary: Summary) -> list[MethodCost]:
-    """Return what every method costs and gives."""
-    found = []
-    for standing in summary.overall:
-        cost = summary.costs[standing.method]
-        change = None if standing.change is None else standing.change.mean
-        found.append(MethodCost(standing.label, cost.time, change, cost.branches, cost.memory))
-    return found
-
-
 def _first_shown(summary: Summary) -> list[str]:
     """The baseline, equal weights and the methods of highest Δ_m."""
     ranked = sorted((s for s in summary.overall if s.change is not None), key=lambda s: -s.change.mean)  # type: ignore[union-attr]
@@ -174,52 +179,51 @@ def _first_shown(summary: Summary) -> list[str]:
     return list(dict.fromkeys([summary.baseline, *equal, *(s.label for s in ranked[:3])]))
 
 
-def _learning(stories: Sequence[tuple[Outcome, Story]], shown: Sequence[str]) -> list[Figure]:
-    curves = []
-    for (target, label), runs in _grouped(stories).items():
-        curve = learning_curve(label, target, runs)
-        if len(curve.steps) > 1:
-            curves.append(curve)
-    return [learning_curves(curves, shown)] if curves else []
+def _learning(runs: Mapping[tuple[str, str], Sequence[Run]], shown: Sequence[str]) -> list[Figure]:
+    curves = [learning_curve(label, group) for (_, label), group in runs.items()]
+    known = [curve for curve in curves if len(curve.steps) > 1]
+    return [learning_curves(known, shown)] if known else []
 
 
-def _merges(stories: Sequence[tuple[Outcome, Story]]) -> list[Figure]:
+def _merges(runs: Mapping[tuple[str, str], Sequence[Run]]) -> list[Figure]:
     """Coefficients per target of every method that merges; with several, each panel says whose they are."""
-    groups = {k: v for k, v in _grouped(stories).items() if all(any(len(r.branches) > 1 for r in run) for run in v)}
+    groups = {key: group for key, group in runs.items() if all(_merged(run) for run in group)}
     methods = {label for _, label in groups}
     histories = {}
-    for (target, label), runs in groups.items():
-        title = target if len(methods) == 1 else f"{label} on {target}"
-        histories[title] = coefficient_history(target, runs)
-    return [coefficients_over_rounds(histories), relevance_over_rounds(histories)] if histories else []
+    for (target, label), group in groups.items():
+        same = [run for run in group if [r.end for r in run.searched] == [r.end for r in group[0].searched]]
+        histories[target if len(methods) == 1 else f"{label} on {target}"] = coefficient_history(same)
+    if not histories:
+        return []
+    weighed = {title: history for title, history in histories.items() if history.relevance}
+    return [coefficients_over_rounds(histories), *([relevance_over_rounds(weighed)] if weighed else [])]
 
 
-def _grouped(stories: Sequence[tuple[Outcome, Story]]) -> dict[tuple[str, str], list[list[Any]]]:
-    groups: dict[tuple[str, str], list[list[Any]]] = {}
-    for outcome, story in stories:
-        rounds = [r for r in story.rounds if r.phase == "search"]
-        if rounds:
-            groups.setdefault((outcome.target, outcome.label), []).append(rounds)
-    return groups
+def _merged(run: Run) -> bool:
+    return any(len(r.branches) > 1 for r in run.searched)
 
 
 def _intervals(outcomes: Sequence[Outcome]) -> list[Figure]:
-    """The effect of Δt on validation, where it was tuned."""
-    found: dict[tuple[str, str, str], dict[int, list[float]]] = {}
+    """The effect of Δt, where it was tuned (on validation), or where methods differ in it: forkmerge[interval=500]."""
+    found: dict[tuple[str, str], dict[int, list[float]]] = {}
     for outcome in outcomes:
-        interval, metric = outcome.setting.get("interval"), next(iter(outcome.validation), None)
-        value = outcome.validation.get(metric) if metric else None
-        if outcome.kind == "tuning" and isinstance(interval, int) and metric and value is not None:
-            by_interval = found.setdefault((outcome.label, outcome.target, metric), {})
-            by_interval.setdefault(interval, []).append(value)
+        swept = _INTERVAL.fullmatch(outcome.label) if outcome.kind == "final" else None
+        tuned = outcome.setting.get("interval") if outcome.kind == "tuning" else None
+        metrics = outcome.metrics if swept else outcome.validation
+        metric = next(iter(metrics), "")
+        value = metrics.get(metric)
+        if value is not None and (swept or isinstance(tuned, int)):
+            label, interval = (swept[1], int(swept[2])) if swept else (outcome.label, int(tuned or 0))
+            key = f"{label} on {outcome.target}", metric
+            found.setdefault(key, {}).setdefault(interval, []).append(value)
     effects = []
-    for (label, target, metric), values in found.items():
-        intervals = tuple(sorted(values))
-        if len(intervals) > 1:
-            means = tuple(fmean(values[i]) for i in intervals)
-            stds = tuple(stdev(values[i]) if len(values[i]) > 1 else 0.0 for i in intervals)
-            runs = tuple(len(values[i]) for i in intervals)
-            effects.append(IntervalEffect(f"{label} on {target}", metric, intervals, means, stds, runs))
+    for (title, metric), values in found.items():
+        spreads = {interval: spread(values[interval]) for interval in sorted(values)}
+        if len(spreads) > 1:
+            means = tuple(each.mean for each in spreads.values())
+            stds = tuple(each.std or 0.0 for each in spreads.values())
+            counts = tuple(each.count for each in spreads.values())
+            effects.append(IntervalEffect(title, metric, tuple(spreads), means, stds, counts))
     return [interval_effect(effects)] if effects else []
 
 

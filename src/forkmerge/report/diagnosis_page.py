@@ -12,6 +12,7 @@ from forkmerge.console import show_seconds
 from forkmerge.errors import command
 from forkmerge.report.figure import Figure
 from forkmerge.report.page import Page, Section
+from forkmerge.report.run_page import some
 from forkmerge.report.transfer_figures import cosine_against_gain, cosine_distribution, gain_curve, shift_curve
 from forkmerge.tables import Table
 
@@ -56,8 +57,7 @@ def _headline(diagnosis: Diagnosis) -> str:
     for advice, words in _ADVICE.items():
         names = [finding.auxiliary for finding in diagnosis.findings if finding.advice == advice]
         if names:
-            shown = names if len(names) <= 5 else [*names[:4], f"{len(names) - 4} others"]
-            parts.append(f"{words} {', '.join(shown)}")
+            parts.append(f"{words} {some(names)}")
     return f"For {diagnosis.target}: {'; '.join(parts)}." if parts else f"{diagnosis.target} has no auxiliary."
 
 

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
+from forkmerge.analysis.dynamics import coefficient_history
 from forkmerge.console import show_seconds
 from forkmerge.errors import command
 from forkmerge.history import Story
 from forkmerge.report.figure import Axis, Figure, Panel, Series
 from forkmerge.report.merge_figures import MOST_LINES, coefficients_over_rounds, relevance_over_rounds
 from forkmerge.report.page import Page, Section
-from forkmerge.report.records import coefficient_history
 from forkmerge.report.transfer_figures import numbers
-from forkmerge.run import Round, show_metrics
+from forkmerge.run import Round, Run, show_metrics
 from forkmerge.tables import Cell, Column, Table
 
 _USED, _HARDLY = 0.5, 0.1  # of what equal coefficients would give: where a task begins to be used, and to be refused
@@ -23,20 +23,21 @@ _USED, _HARDLY = 0.5, 0.1  # of what equal coefficients would give: where a task
 
 def run_page(story: Story) -> Page:
     """Return the page of a run, finished or not."""
-    run = story.run
-    rounds = [r for r in story.rounds if r.phase == "search"]
+    run, so_far = story.run, _so_far(story)
+    rounds = so_far.searched
     merged = any(len(r.branches) > 1 for r in rounds)
     sections = []
     if merged:
-        table = auxiliaries_table(rounds, story.target)
-        sections.append(Section("Auxiliary tasks", "", (table, *_merge_figures(story.target, rounds))))
+        history = {"": coefficient_history([so_far])}
+        figures = coefficients_over_rounds(history), relevance_over_rounds(history)
+        sections.append(Section("Auxiliary tasks", "", (auxiliaries_table(so_far), *figures)))
     if rounds:
         items: list[Table | Figure] = [scores_over_rounds(rounds), *losses_over_rounds(rounds), rounds_table(rounds)]
         sections.append(Section("Round by round", "", tuple(items)))
     return Page(
         title=f"{story.algorithm} on {story.target}",
         kind="run",
-        headline=_headline(story, rounds, merged),
+        headline=_headline(story, so_far, merged),
         facts=_facts(story),
         sections=tuple(sections),
         notes=(*(run.notes if run else ()), *story.warnings),
@@ -46,31 +47,28 @@ def run_page(story: Story) -> Page:
     )
 
 
-def relevance_of(rounds: Sequence[Round]) -> dict[str, float]:
-    """Return λ of every task, the mean over rounds weighted by their steps."""
-    known = [r for r in rounds if r.coefficients]
-    total = sum(r.end - r.start for r in known)
-    tasks = dict.fromkeys(task for r in known for task in r.relevance)
-    return {task: sum(r.relevance.get(task, 0.0) * (r.end - r.start) for r in known) / total for task in tasks}
+def _so_far(story: Story) -> Run:
+    """Return the run, or as much of it as its record holds."""
+    return story.run or Run(story.algorithm, story.target, story.steps, 0, None, {}, "", story.rounds)
 
 
-def use_of(rounds: Sequence[Round], target: str) -> dict[str, str]:
+def use_of(run: Run) -> dict[str, str]:
     """Return "used", "hardly used" or "refused" for every auxiliary, against what equal coefficients would give it."""
-    words = {}
-    for task, found in relevance_of(rounds).items():
-        equal = fmean(branch.task_weights.get(task, 0.0) for r in rounds for branch in r.branches.values())
+    words, branches = {}, [branch for r in run.searched for branch in r.branches.values()]
+    for task, found in run.relevance.items():
+        equal = fmean(branch.task_weights.get(task, 0.0) for branch in branches)
         share = found / equal if equal else 0.0
-        if task != target:
+        if task != run.target:
             words[task] = "used" if share >= _USED else "refused" if share < _HARDLY else "hardly used"
     return words
 
 
-def auxiliaries_table(rounds: Sequence[Round], target: str) -> Table:
+def auxiliaries_table(run: Run) -> Table:
     """Return what the merges made of every auxiliary."""
-    found, uses = relevance_of(rounds), use_of(rounds, target)
+    rounds, found = run.searched, run.relevance
     last = next((r.relevance for r in reversed(rounds) if r.coefficients), {})
     rows = []
-    for task, use in uses.items():
+    for task, use in use_of(run).items():
         taken = sum(r.relevance.get(task, 0.0) > 0 for r in rounds)
         cells = Cell(found[task]), Cell(last.get(task, 0.0)), Cell(float(taken))
         rows.append((Cell(text=task), Cell(text=use), *cells))
@@ -82,11 +80,6 @@ def auxiliaries_table(rounds: Sequence[Round], target: str) -> Table:
         "examples."
     )
     return Table("What the merges made of each auxiliary", (*names, *rest), tuple(rows), (note,))
-
-
-def _merge_figures(target: str, rounds: Sequence[Round]) -> tuple[Figure, Figure]:
-    history = {"": coefficient_history(target, [rounds])}
-    return coefficients_over_rounds(history), relevance_over_rounds(history)
 
 
 def scores_over_rounds(rounds: Sequence[Round]) -> Figure:
@@ -166,10 +159,9 @@ def rounds_table(rounds: Sequence[Round]) -> Table:
     return Table("Rounds", tuple(columns), tuple(rows), faults[:20])
 
 
-def _headline(story: Story, rounds: Sequence[Round], merged: bool) -> str:
-    run = story.run
-    if run is None:
-        score = next((r.score for r in reversed(rounds) if r.score is not None), None)
+def _headline(story: Story, run: Run, merged: bool) -> str:
+    if story.run is None:
+        score = next((r.score for r in reversed(run.searched) if r.score is not None), None)
         so_far = "" if score is None else f" Its last validation score is {score:.4g}."
         return f"{story.algorithm} on {story.target} is {story.status} at step {story.step} of {story.steps}.{so_far}"
     parts = []
@@ -179,15 +171,16 @@ def _headline(story: Story, rounds: Sequence[Round], merged: bool) -> str:
         parts.append(f"{show_metrics(run.metrics)} on validation data")
     text = f"{run.algorithm} on {run.target} reached {', and '.join(parts) or 'its last step'}."
     if merged:
-        uses = use_of(rounds, story.target)
+        uses = use_of(run)
         for word in ("used", "hardly used", "refused"):
             tasks = [task for task, use in uses.items() if use == word]
             if tasks:
-                text += f" It {word} {_some(tasks)}."
+                text += f" It {word} {some(tasks)}."
     return text
 
 
-def _some(tasks: Sequence[str]) -> str:
+def some(tasks: Sequence[str]) -> str:
+    """Return names as part of a sentence, the first of them where there are many."""
     shown = list(tasks) if len(tasks) <= 5 else [*tasks[:4], f"{len(tasks) - 4} others"]
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
 
