@@ -209,7 +209,8 @@ def _layout(panel: Panel) -> dict[str, Any]:
         "hovermode": "x unified" if unified else "closest",
     }
     if panel.is_square:
-        layout["yaxis"].update(scaleanchor="x", scaleratio=1)
+        layout["yaxis"].update(scaleanchor="x", scaleratio=1, constrain="domain")
+        layout["xaxis"].update(constrain="domain")
     return layout
 
 

@@ -241,5 +241,5 @@ def loss_plane(planes: Sequence[LossPlane]) -> Figure:
         dots = Series("models", x, y, kind="dots", labels=names, texts=names)
         axis = Axis("distance of parameters")
         panels.append(Panel("", axis, axis, (dots,), Heat(rows, x=found.xs, y=found.ys), is_square=True))
-    caption = "The target's validation loss on the plane through three models; dark is high."
+    caption = "The target's validation loss on the plane through three models, by colour; the bar says which is high."
     return Figure("plane", "Loss around three models", caption, tuple(panels))
