@@ -21,6 +21,7 @@ from forkmerge.analysis.lessons import Recipes
 from forkmerge.analysis.studies import measure_transfer
 
 GOAL_F1, GOAL_SHARE = 0.80, 0.10
+FIRST_SEED = 10  # the tolerance of the estimate was chosen with seeds below
 
 
 def digits(seed: int, labels: int, steps: int | None = None) -> fm.Recipe:
@@ -139,8 +140,8 @@ def section(results: Mapping[str, Any]) -> Section:
             f"Scored are the {found['decided']} of {found['pairs']} pairs whose sign full training shows, "
             f"{found['negative']} of them negative. With the sign of the mean gain as truth for all pairs F1 is "
             f"{shown['f1 all']}; with one probe instead of one per seed it is {shown['f1 single']}. The tolerance "
-            "of the estimate was chosen on the demo's problem: its rows show how well the estimate can do, other rows "
-            "how well it does.",
+            "of the estimate was chosen on the demo's problem with other seeds: its rows show how well it can do, "
+            "those of other problems how well it does.",
             "The share counts batches: a probe over one full run per pair and one of the target alone.",
         ],
     )
@@ -151,7 +152,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments.add_argument("--seeds", type=int)
     arguments.add_argument("--only", default="", help="settings whose name begins so; the others' results are kept")
     options = begin(arguments, argv)
-    seeds = range(options.seeds or (1 if options.quick else 5))
+    count = options.seeds or (1 if options.quick else 5)
+    seeds = range(FIRST_SEED, FIRST_SEED + count)
     results = {} if options.quick else read_results("advice", options.out)
     for name, recipes in settings(options.quick).items():
         if name.startswith(options.only):
