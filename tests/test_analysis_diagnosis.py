@@ -105,6 +105,7 @@ def test_affinity_is_the_mean_over_seeds_and_a_diverged_trial_is_as_bad_as_can_b
         ((-0.5, 0.0, 0.6), (0.5, 0.51), "use"),
         ((-0.6, 0.0, 0.5), (-0.5, -0.51), "down-weight"),
         ((-0.6, 0.0, 0.5), (0.5, 0.51), "undecided"),
+        ((-0.1, 1e-16, 0.1), (-0.1, 0.2), "undecided"),
     ],
 )
 def test_advice_follows_full_training_and_else_what_both_estimates_agree_on(gains, effects, advised):

@@ -213,7 +213,7 @@ def advise(curve: TransferCurve | None, estimate: Affinity | None) -> tuple[Advi
         return "undecided", "the runs show no clear effect"
     if not math.isfinite(estimate.mean):
         return "drop", "training with it diverged"
-    lean = 0.0 if curve is None else curve.points[-1].mean
+    lean = 0.0 if curve is None else round(curve.points[-1].mean, 9)  # what rounding leaves of nothing is nothing
     if estimate.low is not None and estimate.low > 0 and lean >= 0:
         return "use", "short trials with it lower the target's loss on validation data"
     if estimate.high is not None and estimate.high < 0 and estimate.is_negative and lean <= 0:
