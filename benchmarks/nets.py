@@ -207,8 +207,8 @@ def image_predict(model: Any, batch: Any) -> tuple[Tensor, Tensor]:
     return model.heads["target"](model.encoder(batch[0])), batch[1]
 
 
-def image_problem(training: int, validation: int, batch: int = 64, size: int = 8) -> fm.Problem:
+def image_problem(training: int, validation: int, batch: int = 64, size: int = 8, noise: float = 2.5) -> fm.Problem:
     """Three tasks on shared images; everything a worker process needs stands at module level."""
-    stream = fm.Stream(TensorDataset(*images(training, 1, size)), image_losses, IMAGE_TASKS, batch)
-    held_out = TensorDataset(*images(validation, 2, size)[:2])
+    stream = fm.Stream(TensorDataset(*images(training, 1, size, noise)), image_losses, IMAGE_TASKS, batch)
+    held_out = TensorDataset(*images(validation, 2, size, noise)[:2])
     return fm.Problem("target", {"images": stream}, fm.Evaluation(held_out, fm.accuracy, image_predict))
