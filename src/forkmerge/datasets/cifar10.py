@@ -59,7 +59,7 @@ def recipe(
 def semi_supervised(
     auxiliaries: Sequence[str] = semi.S4L,
     network: semi.Network = "wrn-28-2",
-    width: int = 32,
+    width: int = 16,
     steps: int = semi.STEPS,
     batch_size: int = semi.BATCH,
     seed: int = 0,

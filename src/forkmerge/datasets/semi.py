@@ -107,7 +107,7 @@ def semi_supervised_recipe(
     batch_size: int = BATCH,
     seed: int = 0,
     *,
-    width: int = 32,
+    width: int = 16,
     radius: float = 6.0,
 ) -> fm.Recipe:
     """Return the paper's setting: WRN-28-2, Adam 5e-3, ×0.2 at 160K of 200K steps, a merge every 10K.
