@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
-from harness import begin, parser, save
+from harness import begin, parser, read_results, save
 from memory import peak, start_peak
 from nets import CLASSES, MultiTask, mlp_case
 from page import Goal, Section, Table, show
@@ -64,7 +64,12 @@ def _with_hidden(parameters: int) -> Size:
 
 
 AXES = {
-    "branches": Axis("branches B", (2, 3, 4, 6, 8, 12), (2, 4), lambda n: Size(branches=n, hidden=512)),
+    "branches": Axis(
+        "branches beside the target's own, B − 1",
+        (1, 2, 3, 5, 7, 11),
+        (1, 3),
+        lambda n: Size(branches=n + 1, hidden=512),
+    ),
     "tasks": Axis("tasks K, B=3", (2, 5, 10, 20, 40), (2, 6), lambda n: Size(tasks=n)),
     "parameters": Axis(
         "parameters", (200_000, 800_000, 3_200_000, 12_800_000, 25_000_000), (200_000, 800_000), _with_hidden
@@ -226,7 +231,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = begin(arguments, argv)
     repeats = options.repeats or (1 if options.quick else 3)
     plan = {name: AXES[name].quick if options.quick else AXES[name].values for name in options.axes.split(",")}
-    results = {}
+    results = read_results("growth", options.out) if known.axes != ",".join(AXES) else {}
     with Progress(transient=True) as progress:
         bar = progress.add_task("growth", total=repeats * sum(map(len, plan.values())))
         for name, values in plan.items():
