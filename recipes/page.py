@@ -79,7 +79,7 @@ def _section(s: Setting) -> Iterator[str]:
     yield from _compute(s)
     yield from _coefficients(s)
     tables = [replace(table, notes=()) for table in tables_of(s.summary)]
-    yield from ("", to_markdown(tables).strip())
+    yield from ("", to_markdown(tables, "###").strip())
     notes = _notes(s)
     yield from ["", *notes] if notes else []
 

@@ -113,11 +113,11 @@ def to_rich(table: Table) -> RichTable:
     return shown
 
 
-def to_markdown(tables: Sequence[Table]) -> str:
+def to_markdown(tables: Sequence[Table], heading: str = "##") -> str:
     """Return tables as Markdown, each under a heading, its notes below."""
     parts = []
     for table in tables:
-        lines = [f"## {table.title}", ""]
+        lines = [f"{heading} {table.title}", ""]
         lines.append(_pipes(column.title for column in table.columns))
         lines.append(_pipes("---" if column.is_words else "---:" for column in table.columns))
         for row, texts in zip(table.rows, table.texts(), strict=True):
