@@ -225,3 +225,23 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 def _reason(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def read_versioned(path: Path, version: int, what: str, remedy: str) -> dict[str, Any]:
+    """Return a JSON file that begins with its format's version.
+
+    Args:
+        path: The file.
+        version: The version that can be read.
+        what: What the file should be, for the error.
+        remedy: What to delete where it is not.
+    """
+    with explained(f"read {path}"):
+        text = path.read_bytes()
+    try:
+        data = json.loads(text)
+        if data["format"] != version:
+            raise StoreError(f"{path} has format {data['format']}, not {version}: use the forkmerge that wrote it.")
+    except (ValueError, TypeError, KeyError) as error:
+        raise StoreError(f"{path} is not {what}: {error!r}. Delete {remedy} and run again.") from None
+    return dict(data)

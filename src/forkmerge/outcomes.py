@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -10,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from forkmerge.codec import encode, plain
-from forkmerge.disk import explained, write_atomically
-from forkmerge.errors import StoreError
+from forkmerge.disk import explained, read_versioned, write_atomically
 
 FORMAT = 1
 PLAN = "plan.json"
@@ -120,12 +118,4 @@ def read_plan(out: str | os.PathLike[str]) -> dict[str, Any] | None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    with explained(f"read {path}"):
-        text = path.read_bytes()
-    try:
-        data = json.loads(text)
-        if data["format"] != FORMAT:
-            raise StoreError(f"{path} has format {data['format']}, not {FORMAT}: use the forkmerge that wrote it.")
-    except (ValueError, TypeError, KeyError) as error:
-        raise StoreError(f"{path} is not a record of a comparison: {error!r}. Delete it and run again.") from None
-    return dict(data)
+    return read_versioned(path, FORMAT, "a record of a comparison", "it")

@@ -23,7 +23,7 @@ from forkmerge.analysis.pieces import FORMAT, Piece, do, read_piece, write_piece
 from forkmerge.analysis.results import AuxiliaryFinding, Diagnosis, GradientSimilarity, OneStepGains
 from forkmerge.analysis.studies import curve_of, shift_of
 from forkmerge.codec import encode, plain
-from forkmerge.disk import explained, write_atomically
+from forkmerge.disk import explained, read_versioned, write_atomically
 from forkmerge.errors import ConfigError, ProblemError, StoreError
 from forkmerge.outcomes import Outcome
 from forkmerge.pool import Failure, run_calls
@@ -203,12 +203,4 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    with explained(f"read {path}"):
-        text = path.read_bytes()
-    try:
-        data = json.loads(text)
-        if data["format"] != FORMAT:
-            raise StoreError(f"{path} has format {data['format']}, not {FORMAT}: use the forkmerge that wrote it.")
-    except (ValueError, TypeError, KeyError) as error:
-        raise StoreError(f"{path} is not a diagnosis: {error!r}. Delete its folder and run again.") from None
-    return dict(data)
+    return read_versioned(path, FORMAT, "a diagnosis", "its folder")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +14,7 @@ from forkmerge.analysis.heldout import reads_heldout
 from forkmerge.analysis.lessons import EVERY, Lesson, Recipes, fit_lesson, forkmerge, take
 from forkmerge.auxiliaries import with_l2
 from forkmerge.codec import encode, plain
-from forkmerge.disk import explained, write_atomically
-from forkmerge.errors import StoreError
+from forkmerge.disk import read_versioned, write_atomically
 from forkmerge.order import random_state_kept
 from forkmerge.pool import using_threads
 from forkmerge.trial import safe_name
@@ -135,12 +133,4 @@ def read_piece(folder: Path, piece: Piece) -> dict[str, Any] | None:
     path = folder / piece.file
     if not path.is_file():
         return None
-    with explained(f"read {path}"):
-        text = path.read_bytes()
-    try:
-        data = json.loads(text)
-        if data["format"] != FORMAT:
-            raise StoreError(f"{path} has format {data['format']}, not {FORMAT}: use the forkmerge that wrote it.")
-        return dict(data["result"])
-    except (ValueError, TypeError, KeyError) as error:
-        raise StoreError(f"{path} is not a piece of a diagnosis: {error!r}. Delete it and run again.") from None
+    return dict(read_versioned(path, FORMAT, "a piece of a diagnosis", "it")["result"])
