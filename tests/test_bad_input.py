@@ -316,6 +316,12 @@ class TestOptions:
         with pytest.raises(fm.ProblemError, match=message):
             make()
 
+    def test_a_share_of_steps_needs_steps_to_be_a_share_of(self) -> None:
+        factory = fm.SchedulerOf("CosineAnnealingLR", T_max="100%")
+        with pytest.raises(fm.ProblemError, match=r"T_max is a share of the run's steps; say of how many with over"):
+            factory(SGD(nn.Linear(1, 1)))
+        assert factory.over(30)(SGD(nn.Linear(1, 1))).T_max == 30
+
 
 class TestFolders:
     def test_a_folder_that_exists_is_refused_with_both_ways_out(self, monkeypatch: Any, tmp_path: Path) -> None:

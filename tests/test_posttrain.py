@@ -157,3 +157,16 @@ def test_the_weights_of_the_first_part_can_be_given():
     given = fit(fm.PostTrain(task_weights=EQUAL))
     assert same_bits(given, fit(fm.PostTrain()))
     assert not same_bits(given, fit(fm.PostTrain(task_weights={"tgt": 1.0, "aux": 0.1})))
+
+
+def test_a_schedule_in_shares_of_the_steps_is_that_of_each_part():
+    def decay(milestone: int | str) -> fm.SchedulerOf:
+        return fm.SchedulerOf("MultiStepLR", milestones=[milestone], gamma=0.1)
+
+    by_hand = start()
+    fit(fm.Joint(interval=2, select="best"), net=by_hand, steps=6, scheduler=decay(3))
+    fit(fm.SingleTask(interval=2), net=by_hand, steps=4, seed=derive(0, "fine-tuning"), scheduler=decay(2))
+    run = fit(fm.PostTrain(pretrain_steps=6, interval=2), net=start(), steps=10, scheduler=decay("50%"))
+    assert same_bits(run, by_hand)
+    whole = fit(fm.PostTrain(pretrain_steps=6, interval=2), net=start(), steps=10, scheduler=decay(5))
+    assert not same_bits(run, whole)

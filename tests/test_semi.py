@@ -284,13 +284,13 @@ class TestRecipe:
         assert isinstance(model, WithTeacher)
         assert model.decay == 0.95
         optimizer = recipe.optimizer(model)
-        scheduler = recipe.options["scheduler"](optimizer)
+        scheduler = recipe.options["scheduler"].over(recipe.steps)(optimizer)
         assert (optimizer.defaults["lr"], dict(scheduler.milestones), scheduler.gamma) == (0.005, {160_000: 1}, 0.2)
         assert sum(p.numel() for p in model.parameters()) == pytest.approx(1.46e6, rel=0.01)
 
     def test_schedule_and_merges_follow_the_steps(self) -> None:
         recipe = self.recipe()
-        assert (recipe.algorithm.interval, recipe.options["scheduler"].options["milestones"]) == (2, [32])
+        assert (recipe.algorithm.interval, recipe.options["scheduler"].options["milestones"]) == (2, ["80%"])
         assert {stream.batch_size for stream in recipe.problem.stream_map.values()} == {4}
 
     def test_equal_task_weights_are_the_usual_ones(self, images: Tensor) -> None:

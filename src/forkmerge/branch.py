@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
 
 from forkmerge.compiling import backend_of, install
 from forkmerge.errors import ProblemError, check_name
+from forkmerge.factories import SchedulerOf
 from forkmerge.formats import suits_channels_last, to_channels_last
 from forkmerge.loop import Loop
 from forkmerge.methods._base import LossMethod, Method
@@ -99,6 +100,10 @@ class Training:
             raise ProblemError(f"gradients must be 'parameters' or 'representation', got {self.gradients!r}.")
         if self.gradients == "representation" and self.accumulate > 1:
             raise ProblemError("gradients='representation' combines one micro-batch per step: use accumulate=1.")
+
+    def over(self, steps: int) -> Training:
+        """Return the same for a run of so many steps: a schedule may be given in shares of them."""
+        return replace(self, scheduler=self.scheduler.over(steps)) if isinstance(self.scheduler, SchedulerOf) else self
 
     def bench(self, model: torch.nn.Module) -> Workbench:
         """Return the workbench that trains `model` this way."""

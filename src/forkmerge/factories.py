@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from forkmerge.errors import ProblemError, unknown_name
+
+_SHARE = re.compile(r"(\d+(?:\.\d+)?)%")
 
 
 class _Factory:
@@ -74,21 +77,39 @@ class SchedulerOf(_Factory):
 
     Args:
         kind: A scheduler class, or the name of one in `torch.optim.lr_scheduler`.
-        **options: Passed to the class after the optimizer.
+        **options: Passed to the class after the optimizer. "50%" stands for that share of the run's steps; where an
+            algorithm consists of several runs, such as Post-train, for that of each.
 
     Example:
         >>> import forkmerge as fm
-        >>> fm.SchedulerOf("CosineAnnealingLR", T_max=1000)
-        CosineAnnealingLR(T_max=1000)
+        >>> fm.SchedulerOf("MultiStepLR", milestones=["50%", "80%"]).over(1000)
+        MultiStepLR(milestones=[500, 800])
     """
 
     def __init__(self, kind: str | type[LRScheduler], **options: Any) -> None:
         super().__init__(_find(optim.lr_scheduler, LRScheduler, "scheduler", kind), options)
 
+    def over(self, steps: int) -> SchedulerOf:
+        """Return the factory for a run of so many steps: shares become numbers."""
+        return SchedulerOf(self.kind, **{name: _steps_of(value, steps) for name, value in self.options.items()})
+
     def __call__(self, optimizer: Optimizer) -> LRScheduler:
         """Return the scheduler of an optimizer."""
+        shares = [name for name, value in self.options.items() if _steps_of(value, 100) != value]
+        if shares:
+            raise ProblemError(
+                f"{self!r}: {shares[0]} is a share of the run's steps; say of how many with over(steps)."
+            )
         scheduler: LRScheduler = self.kind(optimizer, **self.options)
         return scheduler
+
+
+def _steps_of(value: Any, steps: int) -> Any:
+    """Return a number of steps for a share such as "80%", in lists too; at least 1. Anything else is itself."""
+    if isinstance(value, list | tuple):
+        return type(value)(_steps_of(each, steps) for each in value)
+    share = _SHARE.fullmatch(value) if isinstance(value, str) else None
+    return value if share is None else max(1, round(float(share[1]) / 100 * steps))
 
 
 def _find(module: Any, base: type, what: str, kind: str | type) -> type:

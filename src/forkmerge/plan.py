@@ -112,7 +112,7 @@ def plan_run(recipe: Recipe, *, workers: int | None = None) -> Plan:
     problem, settings = recipe.problem.sealed(), recipe.algorithm.settings(recipe.problem)
     given = {**vars(settings), **options}
     known = {item.name: given[item.name] for item in fields(Training) if item.name in given}
-    training, seed = Training(recipe.optimizer, **known), options.get("seed", 0)
+    training, seed = Training(recipe.optimizer, **known).over(recipe.steps), options.get("seed", 0)
     model = build_model(lambda: first_model(recipe.model), seed)
     place_model(model, check_devices(options.get("devices")))
     threads = options.get("threads") or max(torch.get_num_threads() // workers, 1)

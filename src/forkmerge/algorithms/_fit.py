@@ -103,6 +103,7 @@ class Algorithm(ABC):
             source: Where a recipe came from, so that `forkmerge resume` can find it again.
             rebuild: Makes the problem anew in worker processes instead of pickling it.
         """
+        _check_counts(steps=steps)
         settings, sealed = self.settings(problem), problem.sealed()
         training = Training(
             optimizer=optimizer,
@@ -116,8 +117,7 @@ class Algorithm(ABC):
             paired=paired,
             method=method_from(settings.method),
             gradients=gradients,
-        )
-        _check_counts(steps=steps)
+        ).over(steps)
         _check_counts(may_be_none=True, workers=workers, threads=threads, checkpoint_every=checkpoint_every)
         workers, placed = resolve_workers(workers, devices), check_devices(devices)
         module = build_model(model, seed)

@@ -154,7 +154,8 @@ def _effect(values: Sequence[float], base: Sequence[float], by_loss: bool) -> fl
 def _prepared(recipe: Recipe, problem: Problem, seed: int) -> Iterator[tuple[nn.Module, Training]]:
     """Give the model and how it is trained, as `fit` would."""
     known = {item.name for item in fields(Training)}
-    training = Training(recipe.optimizer, **{key: value for key, value in recipe.options.items() if key in known})
+    options = {key: value for key, value in recipe.options.items() if key in known}
+    training = Training(recipe.optimizer, **options).over(recipe.steps)
     model = build_model(recipe.model, seed)
     place_model(model, check_devices(recipe.options.get("devices")))
     check = partial(check_run, problem, model, training, SingleTask().settings(problem), seed)

@@ -216,7 +216,7 @@ def open_round(folder: str | os.PathLike[str], recipe: Recipe, index: int) -> Sa
         recipe.optimizer,
         scheduler=recipe.options.get("scheduler"),
         channels_last=store.config["training"]["channels_last"],
-    )
+    ).over(run.steps)
     bench = training.bench(build_model(recipe.model, seed))
     states = [bench.place(State.from_value(value)) for value in saved.values()]
 

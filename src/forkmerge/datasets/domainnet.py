@@ -74,7 +74,7 @@ def recipe(
         else fm.OptimizerOf("SGD", group_lr=lr, lr=0.01, momentum=0.9, nesterov=True, weight_decay=5e-4),
         steps=steps,
         algorithm=fm.ForkMerge("per_auxiliary", interval=max(1, steps // 4)),
-        options={"seed": seed, "scheduler": fm.SchedulerOf("CosineAnnealingLR", T_max=steps)},
+        options={"seed": seed, "scheduler": fm.SchedulerOf("CosineAnnealingLR", T_max="100%")},
     )
 
 

@@ -60,7 +60,7 @@ def recipe(
         optimizer=fm.OptimizerOf("Adam", lr=1e-4, weight_decay=1e-5),
         steps=steps,
         algorithm=fm.ForkMerge("per_auxiliary", interval=max(1, steps // 20)),
-        options={"seed": seed, "scheduler": fm.SchedulerOf("StepLR", step_size=max(1, steps // 2), gamma=0.5)},
+        options={"seed": seed, "scheduler": fm.SchedulerOf("StepLR", step_size="50%", gamma=0.5)},
     )
 
 

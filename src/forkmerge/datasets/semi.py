@@ -129,7 +129,7 @@ def semi_supervised_recipe(
     heads = {TASK: data.classes, **({"rotation": ANGLES} if "rotation" in auxiliaries else {})}
     # The evaluation that the baselines come from ramps consistency up for 200K of 500K steps.
     losses = UnlabelledLosses(data.preparation, ramp=steps * 2 // 5, radius=radius, scales=USUAL_SCALES)
-    decay = fm.SchedulerOf("MultiStepLR", milestones=[max(1, steps * 4 // 5)], gamma=0.2)
+    decay = fm.SchedulerOf("MultiStepLR", milestones=["80%"], gamma=0.2)
     return fm.Recipe(
         data.problem(auxiliaries, batch_size=batch_size, losses=losses),
         model=partial(make_network, network, heads, width=width, teacher=True),
