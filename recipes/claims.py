@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median
 
-from setting import Setting, mean, percent, show_paired
+from setting import Pairs, Setting, mean, percent, show_paired
 
 from forkmerge.methods import GramianMethod, MatrixMethod, method_from
 
 HOLDS, FAILS, UNTESTED = "holds", "does not", "not tested"
+PAIRS = "Pairs of tasks that are negative under equal weights are not under ForkMerge"
 _MOVED = 0.1  # how far coefficients move from round to round, in total variation, to be called dynamic
 
 
@@ -206,10 +207,22 @@ def batches_do_not_explain(s: Setting) -> Finding | None:
     return None if paired is None else Finding(paired.mean > 0, f"with larger batches, − STL {show_paired(paired)}")
 
 
+def pairs_recover(pairs: Pairs) -> Finding | None:
+    """Compare training on every pair of a target and an auxiliary with equal weights and with ForkMerge."""
+    if not pairs:
+        return None
+    harmed = {pair: found for pair, found in pairs.items() if found.joint < 0}
+    still = [pair for pair, found in pairs.items() if found.merged < 0]
+    beyond = [sum(found.is_harmful(which) for found in pairs.values()) for which in ("joint", "merged")]
+    text = f"negative pairs: equal weights {len(harmed)} of {len(pairs)}, ForkMerge {len(still)} of {len(pairs)}"
+    return Finding(beyond[1] == 0, f"{text}; beyond noise {beyond[0]} and {beyond[1]}")
+
+
 CLAIMS: list[tuple[str, Decide]] = [
     ("ForkMerge is never below single-task training beyond noise, on any target", never_below_single_task),
     ("It has the best mean Δ_m of all methods", best_mean),
     ("Targets that lose under equal weights do not under ForkMerge", no_negative_transfer),
+    (PAIRS, lambda s: pairs_recover(s.pairs)),
     ("K+1 branches are better than two", more_branches_better),
     ("The gain per branch, Δ_m/(B−1), falls with B", gain_per_branch_falls),
     ("Pruning keeps most of the gain", pruning_keeps_gain),

@@ -21,6 +21,7 @@ from forkmerge.comparison_tables import tables_of
 from forkmerge.tables import to_markdown
 
 ROOT = Path(__file__).resolve().parent.parent
+ADVICE = ROOT / "benchmarks" / "results" / "advice.json"
 RECIPES, RECORDS, PAGE = ROOT / "recipes" / "small", ROOT / "results", ROOT / "docs" / "results.md"
 
 _HEAD = """# Results on small real data
@@ -77,6 +78,7 @@ def _section(s: Setting) -> Iterator[str]:
     yield from _headline(s)
     yield from _validation(s)
     yield from _compute(s)
+    yield from _pair_table(s)
     yield from _coefficients(s)
     tables = [replace(table, notes=()) for table in tables_of(s.summary)]
     yield from ("", to_markdown(tables, "###").strip())
@@ -120,6 +122,23 @@ def _compute(s: Setting) -> Iterator[str]:
     yield from ("| instead | difference of Δ_m |", "|---|---|")
     for word in s.compute:
         yield f"| {s.labels[word]} | {show_paired(s.paired(s.chosen, word))} |"
+
+
+def _pair_table(s: Setting) -> Iterator[str]:
+    """Show the transfer gains of all pairs of tasks, with equal weights and with ForkMerge."""
+    if not s.pairs:
+        return
+    targets = list(dict.fromkeys(target for _, target in s.pairs))
+    yield from ("", "One auxiliary at a time: transfer gain with equal weights → with ForkMerge, test data", "")
+    yield from ("| auxiliary | " + " | ".join(targets) + " |", "|---" * (len(targets) + 1) + "|")
+    for auxiliary in dict.fromkeys(name for name, _ in s.pairs):
+        found = [s.pairs.get((auxiliary, target)) for target in targets]
+        cells = ["" if pair is None else f"{_gain(pair.joint)} → {_gain(pair.merged)}" for pair in found]
+        yield f"| {auxiliary} | " + " | ".join(cells) + " |"
+
+
+def _gain(value: float) -> str:
+    return f"{value:+.4f}".replace("-", "−")
 
 
 def _coefficients(s: Setting) -> Iterator[str]:
@@ -172,12 +191,12 @@ def run(names: Sequence[str]) -> int:
 def main(words: Sequence[str]) -> int:
     """Do what the words ask for."""
     if list(words) == ["--check"]:
-        same = PAGE.is_file() and PAGE.read_text("utf-8") == page(read_settings(RECORDS))
+        same = PAGE.is_file() and PAGE.read_text("utf-8") == page(read_settings(RECORDS, ADVICE))
         print("the page is what the records give" if same else "the page is stale: type ./run results")
         return 0 if same else 1
     status = run(words)
     if status != 2:
-        PAGE.write_text(page(read_settings(RECORDS)), "utf-8")
+        PAGE.write_text(page(read_settings(RECORDS, ADVICE)), "utf-8")
         print(f"written to {PAGE.relative_to(ROOT)}")
     return status
 

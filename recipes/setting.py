@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import json
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
@@ -18,6 +19,24 @@ FORMS = ("forkmerge", "forkmerge-aux", "recipe")
 
 
 @dataclass(frozen=True)
+class PairGain:
+    """The transfer gain of an auxiliary on a target, with equal weights and with ForkMerge, and their upper ends."""
+
+    joint: float
+    merged: float
+    highest: dict[str, float | None]
+
+    def is_harmful(self, which: str) -> bool:
+        """Whether the gain is below zero beyond noise."""
+        highest = self.highest[which]
+        return highest is not None and highest < 0
+
+
+Pairs = dict[tuple[str, str], PairGain]
+"""By auxiliary and target."""
+
+
+@dataclass(frozen=True)
 class Setting:
     """One comparison.
 
@@ -25,11 +44,13 @@ class Setting:
         name: Of its recipe file.
         plan: What was compared.
         outcomes: The records of its runs.
+        pairs: What training on pairs of tasks gave, where that was measured.
     """
 
     name: str
     plan: dict[str, Any]
     outcomes: list[Outcome]
+    pairs: Pairs = field(default_factory=dict)
 
     @cached_property
     def summary(self) -> Summary:
@@ -123,9 +144,25 @@ def mean(scores: Scores) -> float:
     return fmean(scores.values())
 
 
-def read_settings(folder: Path) -> list[Setting]:
-    """Return the comparisons whose records lie in a folder, by name."""
-    return [Setting(path.stem, *read_comparison(path)) for path in sorted(folder.glob("*.json"))]
+def read_settings(folder: Path, advice: Path | None = None) -> list[Setting]:
+    """Return the comparisons whose records lie in a folder, by name; `advice` is the benchmark that trains pairs."""
+    found = json.loads(advice.read_text("utf-8"))["results"] if advice is not None and advice.is_file() else {}
+    return [
+        Setting(path.stem, *read_comparison(path), pairs=_pairs(found, path.stem))
+        for path in sorted(folder.glob("*.json"))
+    ]
+
+
+def _pairs(found: dict[str, Any], name: str) -> Pairs:
+    pairs = {}
+    for title, content in found.items():
+        setting, _, target = title.partition(", ")
+        for auxiliary, pair in content["pairs"].items():
+            if setting.lower() == name and "ForkMerge" in pair:
+                merged = pair["ForkMerge"]
+                highest = {"joint": pair["high"], "merged": merged["high"]}
+                pairs[auxiliary, target] = PairGain(pair["gain"], merged["gain"], highest)
+    return pairs
 
 
 def percent(value: float | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -166,6 +167,22 @@ def test_claims_are_decided_from_the_numbers(scripts):
     assert bad["It converges faster"] == "does not"
     both = verdicts(claims, [setting.Setting("good", *made(GAINS)), setting.Setting("bad", *made(turned))])
     assert both["It has the best mean Δ_m of all methods"] == "does not (1 of 2)"
+
+
+def test_pairs_of_tasks_come_from_the_benchmark_that_trains_them(scripts, tmp_path):
+    page, claims, setting = scripts
+    (tmp_path / "small.json").write_text(to_text(*made(GAINS)))
+
+    def read(merged: float) -> list[Any]:
+        pair = {"gain": -0.2, "low": -0.3, "high": -0.1, "ForkMerge": {"gain": merged, "low": None, "high": merged}}
+        results = {"Small, a": {"pairs": {"b": pair}}, "digits, 20 labels": {"pairs": {"c": {"gain": 1.0}}}}
+        (tmp_path / "advice").write_text(json.dumps({"results": results}))
+        return setting.read_settings(tmp_path, tmp_path / "advice")
+
+    assert "| auxiliary | a |\n|---|---|\n| b | −0.2000 → +0.1000 |" in page.page(read(0.1))
+    assert verdicts(claims, read(0.1))[claims.PAIRS] == "holds"
+    assert verdicts(claims, read(-0.1))[claims.PAIRS] == "does not"
+    assert verdicts(claims, setting.read_settings(tmp_path, tmp_path / "none"))[claims.PAIRS] == "not tested"
 
 
 def test_it_works_with_whatever_there_is(scripts):
