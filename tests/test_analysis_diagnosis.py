@@ -177,6 +177,24 @@ def test_a_folder_of_something_else_is_refused(tmp_path, monkeypatch):
         diagnosis.diagnose(fm.load_recipe("compare_problem:recipe", {"steps": 5}), tmp_path / "d", budget=1)
 
 
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("pieces/*.json", "is not a piece of a diagnosis: KeyError.'result'"),
+        ("diagnosis_plan.json", "is not a diagnosis: KeyError.'about', 'costs', 'plan'"),
+        ("diagnosis.json", "is not a diagnosis: KeyError.'diagnosis'"),
+    ],
+)
+def test_a_file_that_lacks_its_content_is_refused_by_name(tmp_path, monkeypatch, file, said):
+    planned(monkeypatch)
+    loaded, out = fm.load_recipe("compare_problem:recipe"), tmp_path / "d"
+    diagnosis.diagnose(loaded, out, budget=1)
+    damaged = min(out.glob(file))
+    damaged.write_text('{"format": 1}')
+    with pytest.raises(StoreError, match=rf"{damaged.name} {said}"):
+        diagnosis.read_diagnosis(out) if file == "diagnosis.json" else diagnosis.diagnose(loaded, out, budget=1)
+
+
 def test_a_problem_of_one_task_has_nothing_to_diagnose(tmp_path):
     with pytest.raises(ConfigError, match="one task only"):
         diagnosis.diagnose(fm.load_recipe("compare_problem:alone"), tmp_path / "d", budget=1)

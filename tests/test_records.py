@@ -13,7 +13,7 @@ import pytest
 import forkmerge as fm
 from forkmerge.comparison_tables import tables_from, write_tables
 from forkmerge.experiment import plan_comparison, run_comparison
-from forkmerge.outcomes import Outcome, read_outcomes
+from forkmerge.outcomes import Outcome, read_outcomes, read_plan
 from forkmerge.records import read_comparison, to_text, without_paths, write_records
 from forkmerge.tables import to_markdown
 from test_compare_cli import PROBLEM, run
@@ -83,6 +83,16 @@ def test_records_written_before_a_field_existed_are_read(tmp_path):
     (tmp_path / "t").mkdir()
     (tmp_path / "t" / "a.json").write_text(json.dumps({"format": 1, "outcome": {**old, "unknown": 1}}))
     assert read_outcomes(tmp_path) == [Outcome("stl", "STL", "t", 0, "final", {}, "t/a")]
+
+
+@pytest.mark.parametrize(
+    ("file", "key", "read"), [("t/a.json", "outcome", read_outcomes), ("plan.json", "plan", read_plan)]
+)
+def test_a_record_that_lacks_its_content_is_refused_by_name(tmp_path, file, key, read):
+    (tmp_path / "t").mkdir()
+    (tmp_path / file).write_text('{"format": 1}')
+    with pytest.raises(fm.StoreError, match=rf"{Path(file).name} is not a record of a comparison: KeyError\('{key}'\)"):
+        read(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -227,12 +227,13 @@ def _reason(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
-def read_versioned(path: Path, version: int, what: str, remedy: str) -> dict[str, Any]:
+def read_versioned(path: Path, version: int, keys: Iterable[str], what: str, remedy: str) -> dict[str, Any]:
     """Return a JSON file that begins with its format's version.
 
     Args:
         path: The file.
         version: The version that can be read.
+        keys: What it must hold besides.
         what: What the file should be, for the error.
         remedy: What to delete where it is not.
     """
@@ -242,6 +243,8 @@ def read_versioned(path: Path, version: int, what: str, remedy: str) -> dict[str
         data = json.loads(text)
         if data["format"] != version:
             raise StoreError(f"{path} has format {data['format']}, not {version}: use the forkmerge that wrote it.")
+        if lacking := sorted(set(keys) - set(data)):
+            raise KeyError(*lacking)
     except (ValueError, TypeError, KeyError) as error:
         raise StoreError(f"{path} is not {what}: {error!r}. Delete {remedy} and run again.") from None
     return dict(data)

@@ -88,7 +88,7 @@ def read_outcome(out: Path, file: str) -> Outcome | None:
     path = out / file
     if not path.is_file():
         return None
-    return outcome_from(_read(path)["outcome"])
+    return outcome_from(_read(path, "outcome"))
 
 
 def outcome_from(data: Mapping[str, Any]) -> Outcome:
@@ -114,8 +114,8 @@ def write_plan(out: Path, plan: Mapping[str, Any]) -> None:
 def read_plan(out: str | os.PathLike[str]) -> dict[str, Any] | None:
     """Return what a folder compares, or None if it is not the folder of a comparison."""
     path = Path(out) / PLAN
-    return dict(_read(path)["plan"]) if path.is_file() else None
+    return _read(path, "plan") if path.is_file() else None
 
 
-def _read(path: Path) -> dict[str, Any]:
-    return read_versioned(path, FORMAT, "a record of a comparison", "it")
+def _read(path: Path, key: str) -> dict[str, Any]:
+    return dict(read_versioned(path, FORMAT, [key], "a record of a comparison", "it")[key])

@@ -75,7 +75,7 @@ def diagnose(
 def read_diagnosis(folder: str | os.PathLike[str]) -> Diagnosis | None:
     """Return the diagnosis of a folder, or None if it holds none that has ended."""
     path = Path(folder) / RESULT
-    return Diagnosis.from_json(_read(path)["diagnosis"]) if path.is_file() else None
+    return Diagnosis.from_json(_read(path, "diagnosis")["diagnosis"]) if path.is_file() else None
 
 
 def conclude(
@@ -132,7 +132,7 @@ def _planned(
     about = {"settings": recipe.source["settings"], "target": recipe.problem.target}
     asked = json.loads(encode(plain(about)))
     if path.is_file():
-        data = _read(path)
+        data = _read(path, "about", "plan", "costs")
         if data["about"] != asked:
             raise StoreError(f"{folder} diagnoses something else: choose another folder with --out.")
         say(f"continuing {folder}, with the plan it was begun with")
@@ -202,5 +202,5 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _read(path: Path) -> dict[str, Any]:
-    return read_versioned(path, FORMAT, "a diagnosis", "its folder")
+def _read(path: Path, *keys: str) -> dict[str, Any]:
+    return read_versioned(path, FORMAT, keys, "a diagnosis", "its folder")

@@ -133,4 +133,4 @@ def read_piece(folder: Path, piece: Piece) -> dict[str, Any] | None:
     path = folder / piece.file
     if not path.is_file():
         return None
-    return dict(read_versioned(path, FORMAT, "a piece of a diagnosis", "it")["result"])
+    return dict(read_versioned(path, FORMAT, ["result"], "a piece of a diagnosis", "it")["result"])
