@@ -5,6 +5,7 @@ Everything stands at module level, so that worker processes find it by name.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset, TensorDataset
 
 import forkmerge as fm
-from problems import TASKS, Stopped, examples, plain_net, shared_losses
+from problems import FEATURES, TASKS, DomainLoss, Stopped, examples, plain_net, shared_losses
 
 STEPS = 6
 stop_at: list[tuple[int, int]] = []
@@ -74,6 +75,20 @@ def recipe(seed: int = 0, broken: int = -1, test: bool = True) -> fm.Recipe:
         steps=STEPS,
         algorithm=fm.ForkMerge(interval=3, refit=True),
     )
+
+
+def apart(seed: int = 0) -> fm.Recipe:
+    """A stream per task; inputs of "odd" have a column more than the target's."""
+    inputs, labels = examples(20, 12)
+    streams = [fm.Stream(TensorDataset(*examples(20, i)), DomainLoss(t), t, 8) for i, t in enumerate(("tgt", "aux"))]
+    streams.append(fm.Stream(TensorDataset(torch.cat([inputs, inputs[:, :1]], 1), labels), narrowed, "odd", 8))
+    whole = recipe(seed)
+    return replace(whole, problem=replace(whole.problem, streams=streams))
+
+
+def narrowed(model: Any, batch: Any, tasks: Any, context: fm.Context) -> dict[str, Tensor]:
+    inputs, labels = batch
+    return DomainLoss("odd")(model, (inputs[:, :FEATURES], labels), tasks, context)
 
 
 def alone() -> fm.Recipe:

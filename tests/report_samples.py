@@ -31,6 +31,7 @@ from forkmerge.analysis.results import (
     GradientSimilarity,
     OneStepGains,
     OneStepPoint,
+    Pictures,
     ShiftCurve,
     ShiftPoint,
     TransferCurve,
@@ -126,7 +127,9 @@ def diagnosis(auxiliaries: tuple[str, ...] = ("mnist", "photos", "clash")) -> Di
         found.append(AuxiliaryFinding(auxiliary, *parts, 0.4, None, advice, f"because of {auxiliary}"))  # type: ignore[arg-type]
     plan = {"seeds": 2, "weights": list(WEIGHTS)}
     steps = (one_step(auxiliaries[0]), one_step("l2"))
-    return Diagnosis("digits", tuple(found), plan, steps, 81.0, "forkmerge diagnose digits.toml", ("a note",))
+    three, line, _ = models(["digits", *auxiliaries])
+    pictures = Pictures((features(["digits", auxiliaries[0]]),), (three,), (line,))
+    return Diagnosis("digits", tuple(found), plan, steps, 81.0, "forkmerge diagnose digits.toml", ("a note",), pictures)
 
 
 def matrix(algorithm: str, tasks: list[str], shift_by: float) -> TransferMatrix:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import builtins
 import json
 import math
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
@@ -11,10 +13,13 @@ from typer.testing import CliRunner
 import forkmerge as fm
 from compare_problem import recipe, test_reads
 from forkmerge.analysis import advice, budget, diagnosis, pieces
+from forkmerge.analysis.lessons import Lesson, SeededSource, take
+from forkmerge.analysis.results import Pictures
 from forkmerge.analysis.transfer import transfer_curve
 from forkmerge.analysis.verdicts import verdict_table
 from forkmerge.cli import app
 from forkmerge.errors import ConfigError, ProblemError, StoreError
+from forkmerge.scoring import Criterion
 from forkmerge.tables import to_markdown
 
 COSTS = budget.Costs(alone=0.01, pairs={"a": 0.02, "b": 0.02}, fixed=0.5, loading=1.0)
@@ -27,6 +32,9 @@ def curve(*gains, weight=1.0):
     return transfer_curve(
         {weight: dict(zip(seeds, gains, strict=True))}, dict.fromkeys(seeds, 0.0), target="t", auxiliary="a"
     )
+
+
+WHOLE = replace(SMALL, seeds=1, weights=(1.0,), steps=6, one_step=0, pictures=4)
 
 
 def planned(monkeypatch, plan=SMALL):
@@ -72,6 +80,18 @@ def test_a_plan_costs_what_its_pieces_cost():
     }
     assert works["transfer", "a", 0.5, 1] == pytest.approx(0.5 + 4 * 0.02)
     assert [key[3] for key in budget.longest_first(works)] == sorted(key[3] for key in works)
+
+
+def test_pictures_are_planned_for_whole_runs_that_leave_time_for_them():
+    plans = [budget.plan_budget(COSTS, PROBE, 1000, seconds, 2) for seconds in range(40, 600, 20)]
+    assert not any(plan.pictures for plan in plans if plan.steps < plan.full_steps)
+    whole = [bool(plan.pictures) for plan in plans if plan.steps == plan.full_steps]
+    assert whole == sorted(whole)
+    assert set(whole) == {False, True}
+    works = budget.piece_seconds(WHOLE, COSTS)
+    mixtures, lines, maps = 66, 2 * 2 * 12, 2 * (6 + 60 * 0.01)
+    assert works["pictures", "", 0.0, 0] == pytest.approx(3 * 0.5 + 6 * 0.05 + (mixtures + lines) * 0.25 + maps)
+    assert not any(kind == "pictures" for kind, *_ in budget.piece_seconds(SMALL, COSTS))
 
 
 def test_a_probe_costs_at_most_its_share():
@@ -133,6 +153,74 @@ def test_a_diagnosis_does_every_piece_once_and_reads_no_test_split(tmp_path, mon
     assert not done
     assert again.findings == found.findings
     assert "down-weight" in to_markdown([verdict_table(found)]) or found.findings[0].advice != "down-weight"
+
+
+def source(name="apart"):
+    return SeededSource(dict(fm.load_recipe(f"compare_problem:{name}").source), "tgt")
+
+
+def pictured(name="apart"):
+    return Pictures.from_json(pieces.do(pieces.Piece(source(name), WHOLE, "tgt", "pictures")))
+
+
+def test_pictures_lie_between_models_trained_alone_and_with_auxiliaries():
+    test_reads.clear()
+    found = pictured()
+    grades = [take(Lesson(source(), 0, task, 1.0, steps=6)) for task in ("", "aux", "odd")]
+    (mixture,) = found.mixtures
+    assert mixture.names == ("tgt alone", "with aux", "with odd")
+    assert len(mixture.gains) == 66
+    by_point = dict(zip(mixture.coefficients, mixture.gains, strict=True))
+    criterion = Criterion(grades[0].directions).with_reference(grades[0].metrics["validation"])
+    scores = [criterion.score(grade.metrics["validation"]) for grade in grades]
+    for point, score in zip(((1, 0, 0), (0, 1, 0), (0, 0, 1)), scores, strict=True):
+        assert by_point[point] == pytest.approx(score - scores[0])
+    assert [line.names for line in found.lines] == [("tgt alone", "with aux"), ("tgt alone", "with odd")]
+    for line, grade in zip(found.lines, grades[1:], strict=True):
+        assert (line.losses[0], line.losses[-1]) == pytest.approx((grades[0].loss, grade.loss))
+        assert len(line.positions) == 11
+    assert not test_reads
+
+
+def test_a_picture_that_cannot_be_made_is_left_out_with_the_reason(monkeypatch):
+    pytest.importorskip("sklearn")
+    found = pictured()
+    assert [(made.auxiliary, made.split) for made in found.features] == [("aux", "validation")]
+    assert found.features[0].panels[0].origins.count("held-out") == 24
+    (note,) = found.notes
+    assert note.startswith("No t-SNE picture of odd: RuntimeError: mat1 and mat2")
+    assert pictured("recipe").notes == (
+        "No t-SNE picture of aux, odd: the examples are the target's own, whatever λ is.",
+    )
+    real = builtins.__import__
+
+    def without(name, *rest, **options):
+        if name.startswith("sklearn"):
+            raise ImportError(name)
+        return real(name, *rest, **options)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setattr(pieces, "reads_heldout", lambda *rest: False)
+    bare = pictured()
+    assert not bare.features
+    assert not bare.lines
+    assert bare.mixtures == found.mixtures
+    assert bare.notes[0].startswith("No t-SNE picture of aux, odd: t-SNE needs scikit-learn")
+    assert bare.notes[1].startswith("No loss between the models")
+
+
+def test_a_diagnosis_keeps_its_pictures_and_does_not_make_them_again(tmp_path, monkeypatch):
+    planned(monkeypatch, WHOLE)
+    loaded, out = fm.load_recipe("compare_problem:recipe"), tmp_path / "d"
+    found = diagnosis.diagnose(loaded, out, budget=1)
+    assert found.pictures == pictured("recipe")
+    assert set(found.pictures.notes) < set(found.notes)
+    assert diagnosis.read_diagnosis(out) == found
+    done = []
+    monkeypatch.setattr(diagnosis, "do", lambda piece, tell: done.append(piece.kind) or pieces.do(piece))
+    min(out.glob("pieces/probe*")).unlink()
+    assert diagnosis.diagnose(loaded, out, budget=1).pictures == found.pictures
+    assert done == ["probe"]
 
 
 def test_a_killed_diagnosis_goes_on_with_what_is_missing(tmp_path, monkeypatch):

@@ -231,6 +231,39 @@ def test_a_feature_map_mixes_training_points_by_weight_and_is_the_same_again():
     assert len(set(few.panels[0].classes)) == 1
 
 
+def test_features_are_what_enters_the_last_layer_and_the_classes():
+    model, batch = plain_net(), tuple(part[:5] for part in shared_problem().stream_map["all"].dataset.tensors)
+    entered, classes = pictures.last_layer_inputs(evaluation())(model, batch)
+    first = model.body[0]
+    assert torch.equal(entered, torch.tanh(batch[0] @ first.weight.T + first.bias))
+    assert torch.equal(classes, batch[1][:, 0])
+    assert not any(module._forward_pre_hooks for module in model.modules())
+    tokens, named = torch.rand(5, 2, 8), fm.Evaluation(batch, fm.accuracy, lambda model, x: (model(input=x), classes))
+    assert torch.equal(pictures.last_layer_inputs(named)(torch.nn.Linear(8, 3), tokens)[0], tokens.flatten(1))
+
+
+@pytest.mark.parametrize(
+    ("model", "targets", "said"),
+    [
+        (torch.nn.ReLU(), torch.tensor([0, 1]), "runs no nn.Linear"),
+        (torch.nn.Linear(4, 2), torch.tensor([0.0, 1.0]), "no whole-number class per example"),
+        (torch.nn.Linear(4, 2), torch.tensor([0, 1, 1]), "no whole-number class per example"),
+        (torch.nn.Linear(4, 2), {"tgt": torch.tensor([0, 1])}, "no whole-number class per example"),
+    ],
+)
+def test_a_model_or_task_without_such_features_is_refused_in_words(model, targets, said):
+    form = fm.Evaluation([0], fm.accuracy, lambda model, batch: (model(batch), targets))
+    with pytest.raises(fm.ProblemError, match=said):
+        pictures.last_layer_inputs(form)(model, torch.rand(2, 4))
+
+
+def test_a_feature_map_takes_these_features_by_default():
+    pytest.importorskip("sklearn")
+    given = shared_problem(), "aux"
+    found = pictures.feature_map(plain := plain_net(), *given, points=10, weights=(1.0,))
+    assert found == pictures.feature_map(plain, *given, features, points=10, weights=(1.0,))
+
+
 def test_without_scikit_learn_a_feature_map_says_what_to_install(monkeypatch):
     real = builtins.__import__
 

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 import compare_problem
 import report_samples as samples
 from forkmerge.analysis.pieces import FORMAT
+from forkmerge.analysis.results import Pictures
 from forkmerge.cli import app
 from forkmerge.errors import ConfigError, StoreError
 from forkmerge.experiment import plan_comparison, run_comparison
@@ -155,11 +156,21 @@ def test_a_diagnosis_folder_becomes_a_page_of_verdicts(tmp_path):
     write_diagnosis(tmp_path)
     page = page_from(tmp_path)
     assert page.headline == "For digits: use mnist; down-weight photos; drop clash."
-    assert set(page.figures) == {"gain", "cosines", "conflict", "shift"}
+    assert {section.title: [item.name for item in section.items[-2:]] for section in page.sections[1:]} == {
+        "Gradient conflict": ["cosines", "conflict"],
+        "Distribution shift": ["shift", "features"],
+        "Between the models": ["mixture", "line"],
+    }
+    made = samples.diagnosis()
+    assert page.figures["features"].panels[1].title == f"{made.pictures.features[0].auxiliary}, λ = 1/16"
+    assert page.figures["mixture"].panels[0].series[1].values == made.pictures.mixtures[0].gains
+    assert page.figures["line"].panels[0].series[0].x == made.pictures.lines[0].positions
     text = to_html(page)
     for verdict in ("▲ use", "▽ down-weight", "▼ drop", "▼ strong negative"):
         assert verdict in text
-    assert diagnosis_page(samples.diagnosis(), tmp_path) == page
+    assert diagnosis_page(made, tmp_path) == page
+    bare = diagnosis_page(replace(made, pictures=Pictures()), tmp_path)
+    assert set(bare.figures) == {"gain", "cosines", "conflict", "shift"}
 
 
 def test_saved_results_join_the_page_of_their_folder(tmp_path):
@@ -168,11 +179,11 @@ def test_saved_results_join_the_page_of_their_folder(tmp_path):
         save_result(tmp_path, type(result).__name__, result)
     page = page_from(tmp_path)
     assert page.sections[-1].title == "Analysis"
-    assert {"matrix", "features", "mixture", "line", "plane", "saved-gain"} <= set(page.figures)
+    assert {"matrix", "saved-features", "saved-mixture", "saved-line", "plane", "saved-gain"} <= set(page.figures)
     tables = [item for item in page.sections[-1].items if isinstance(item, Table)]
     assert [table.rows[0][0].text for table in tables] == ["3", "3", "3"]
     to_html(page)
-    assert write_figure(tmp_path, "mixture", tmp_path / "a.svg").stat().st_size > 1000
+    assert write_figure(tmp_path, "saved-mixture", tmp_path / "a.svg").stat().st_size > 1000
     (tmp_path / "analysis" / "other.json").write_text("[]")
     with pytest.raises(StoreError, match="is not a result of an analysis"):
         page_from(tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Sequence
@@ -22,15 +23,19 @@ Key = tuple[str, str, float, int]
 
 _UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _GRIDS = ((1.0,), (0.25, 1.0), (1 / 16, 0.25, 1.0), WEIGHTS)
-_LEVELS: tuple[tuple[float, int, int], ...] = (
-    *((share, 2, 0) for share in (1 / 16, 1 / 8)),
-    *((share, 3, 1) for share in (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)),
-    *((1.0, seeds, 1) for seeds in (4, 5, 6)),
-    *((1.0, seeds, 2) for seeds in (5, 6, 7, 8)),
-    *((1.0, seeds, 3) for seeds in (6, 8, 10, 12, 15, 20)),
+MAPPED, PARTNERS = 4, 2  # auxiliaries that get a t-SNE picture, and that the target-only model is mixed with
+MAP_POINTS, RESOLUTION, LINE_POINTS = 150, 10, 11  # of the pictures
+_EMBEDDING = 6.0  # seconds of t-SNE for one picture
+_READING = 60  # steps that take as long as the features of one picture
+_LEVELS: tuple[tuple[float, int, int, int], ...] = (
+    *((share, 2, 0, 0) for share in (1 / 16, 1 / 8)),
+    *((share, 3, 1, 0) for share in (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)),
+    *((1.0, seeds, 1, MAPPED) for seeds in (3, 4, 5, 6)),
+    *((1.0, seeds, 2, MAPPED) for seeds in (5, 6, 7, 8)),
+    *((1.0, seeds, 3, MAPPED) for seeds in (6, 8, 10, 12, 15, 20)),
 )
-"""(share of the steps, seeds, grid of λ) from the least to the most that is worth doing: whole runs first, then enough
-seeds for an interval, then more λ."""
+"""(share of the steps, seeds, grid of λ, pictured auxiliaries) from the least to the most that is worth doing: whole
+runs first, then pictures, then enough seeds for an interval, then more λ."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,7 @@ class Plan(Result):
         probe: The cheap estimate behind the advice.
         workers: Processes.
         estimate: Seconds it will take.
+        pictures: Auxiliaries that get a t-SNE picture, the first of them; 0 for no pictures of any kind.
     """
 
     seeds: int
@@ -77,15 +83,17 @@ class Plan(Result):
     probe: ProbePlan
     workers: int
     estimate: float
+    pictures: int = 0
 
     def describe(self) -> str:
         """Return the plan in one sentence."""
         share = "all" if self.steps == self.full_steps else f"{self.steps} of"
         lambdas = ", ".join(f"{weight:g}" for weight in self.weights)
+        pictures = ", pictures" if self.pictures else ""
         return (
             f"{self.seeds} seeds, λ in {{{lambdas}}}, {share} {self.full_steps} steps, ForkMerge with {self.merges} of "
-            f"the seeds, gradients on {self.batches} batches: about {show_seconds(self.estimate)} with {self.workers} "
-            f"process{'es' * (self.workers > 1)}"
+            f"the seeds, gradients on {self.batches} batches{pictures}: about {show_seconds(self.estimate)} with "
+            f"{self.workers} process{'es' * (self.workers > 1)}"
         )
 
 
@@ -142,11 +150,13 @@ def plan_budget(costs: Costs, probe: ProbePlan, full_steps: int, budget: float, 
     return max(fitting, key=plans.index)
 
 
-def _plan(costs: Costs, full_steps: int, workers: int, probe: ProbePlan, share: float, seeds: int, grid: int) -> Plan:
+def _plan(
+    costs: Costs, full_steps: int, workers: int, probe: ProbePlan, share: float, seeds: int, grid: int, pictures: int
+) -> Plan:
     steps = max(round(share * full_steps), min(full_steps, 2))
     merges, batches = min(seeds, 3), 40
     one_step = 20 if share == 1 else 0
-    plan = Plan(seeds, _GRIDS[grid], steps, full_steps, merges, batches, one_step, probe, workers, 0.0)
+    plan = Plan(seeds, _GRIDS[grid], steps, full_steps, merges, batches, one_step, probe, workers, 0.0, pictures)
     works = piece_seconds(plan, costs)
     starting = (_STARTING + costs.loading) if workers > 1 else 0.0
     longest = max(works.values())
@@ -169,7 +179,17 @@ def piece_seconds(plan: Plan, costs: Costs) -> dict[Key, float]:
     look = costs.fixed + plan.steps / 2 * costs.alone + plan.batches * every
     look += plan.one_step * (len(costs.pairs) + 1) * (len(WEIGHTS) + 1) * costs.fixed / 2
     found["gradients", "", 0.0, 0] = look
+    if plan.pictures:
+        found["pictures", "", 0.0, 0] = _picturing(plan, costs)
     return found
+
+
+def _picturing(plan: Plan, costs: Costs) -> float:
+    pairs = list(costs.pairs.values())[:PARTNERS]
+    training = (len(pairs) + 1) * costs.fixed + plan.steps * (costs.alone + sum(pairs))
+    mixed = math.comb(RESOLUTION + len(pairs), len(pairs)) + len(pairs) * 2 * (LINE_POINTS + 1)
+    maps = min(len(costs.pairs), plan.pictures) * (_EMBEDDING + _READING * costs.alone)
+    return training + mixed * costs.fixed / 2 + maps
 
 
 def _probing(probe: ProbePlan, costs: Costs) -> float:

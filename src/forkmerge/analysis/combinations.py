@@ -137,11 +137,16 @@ def loss_plane(
 @contextmanager
 def weights_kept(model: nn.Module) -> Iterator[None]:
     """Give a model its weights and buffers back on exit."""
-    before = {name: value.detach().clone() for name, value in model.state_dict().items()}
+    before = copy_state(model)
     try:
         yield
     finally:
         model.load_state_dict(before)
+
+
+def copy_state(model: nn.Module) -> dict[str, Tensor]:
+    """Return weights and buffers that stay as they are, whatever the model is used for."""
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
 
 
 def _scorer(model: nn.Module, problem: Problem, seed: int) -> Callable[[], float]:

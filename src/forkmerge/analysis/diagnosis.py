@@ -20,7 +20,7 @@ from forkmerge.analysis.advice import Trial, advise, affinity, plan_probe
 from forkmerge.analysis.budget import Costs, Key, Plan, longest_first, piece_seconds, plan_budget, time_trial
 from forkmerge.analysis.lessons import Grade, SeededSource
 from forkmerge.analysis.pieces import FORMAT, Piece, do, read_piece, write_piece
-from forkmerge.analysis.results import AuxiliaryFinding, Diagnosis, GradientSimilarity, OneStepGains
+from forkmerge.analysis.results import AuxiliaryFinding, Diagnosis, GradientSimilarity, OneStepGains, Pictures
 from forkmerge.analysis.studies import curve_of, shift_of
 from forkmerge.codec import encode, plain
 from forkmerge.disk import explained, read_versioned, write_atomically
@@ -110,6 +110,7 @@ def conclude(
             )
         )
     steps = [OneStepGains.from_json(v) for result in by_kind.get("gradients", []) for v in result["one_step"]]
+    pictures = next(map(Pictures.from_json, by_kind.get("pictures", [])), Pictures())
     notes = ["Gains are differences of validation scores; the test split was not read."]
     if plan.steps < plan.full_steps:
         notes.append(f"Runs were shortened to {plan.steps} of {plan.full_steps} steps: a larger budget says more.")
@@ -120,7 +121,8 @@ def conclude(
         one_step=tuple(steps),
         seconds=seconds,
         command=command,
-        notes=tuple(notes),
+        notes=(*notes, *pictures.notes),
+        pictures=pictures,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import Any
 
@@ -24,13 +24,45 @@ Features = Callable[[nn.Module, Any], "tuple[Tensor, Tensor]"]
 """`features(model, batch) -> (representations [n, d], classes [n])` for batches of training streams and evaluations."""
 
 WEIGHTS = (0.0, 1 / 16, 1 / 4, 1.0)
+_INSTEAD = "give `feature_map` a function `features`."
+
+
+def last_layer_inputs(evaluation: Evaluation) -> Features:
+    """Return features of a classifier: what enters the last `nn.Linear` that runs, and the classes of its targets.
+
+    Args:
+        evaluation: Whose `predict` runs the model.
+    """
+
+    def features(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        entered: list[Tensor] = []
+
+        def note(layer: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+            entered[:] = [*given, *named.values()][:1]
+
+        with ExitStack() as hooks:
+            for layer in model.modules():
+                if isinstance(layer, nn.Linear):
+                    hooks.enter_context(layer.register_forward_pre_hook(note, with_kwargs=True))
+            _, targets = evaluation.predict(model, batch)
+        if not entered:
+            raise ProblemError(f"the target's `predict` runs no nn.Linear: {_INSTEAD}")
+        if not _are_classes(targets) or len(targets) != len(entered[0]):
+            raise ProblemError(f"the target's `predict` gives no whole-number class per example: {_INSTEAD}")
+        return entered[0].flatten(1), targets
+
+    return features
+
+
+def _are_classes(targets: Any) -> bool:
+    return isinstance(targets, Tensor) and targets.dim() == 1 and not targets.is_floating_point()
 
 
 def feature_map(
     model: nn.Module,
     problem: Problem,
     auxiliary: str,
-    features: Features,
+    features: Features | None = None,
     *,
     weights: Sequence[float] = WEIGHTS,
     classes: int = 10,
@@ -47,7 +79,7 @@ def feature_map(
         model: Trained on the target alone.
         problem: The problem.
         auxiliary: The auxiliary.
-        features: From a batch to representations and classes.
+        features: From a batch to representations and classes; by default those of `last_layer_inputs`.
         weights: λ of the panels.
         classes: So many of the target's most frequent classes are shown.
         points: Training points of a panel, and at most so many held-out ones.
@@ -61,6 +93,7 @@ def feature_map(
         raise ProblemError(unknown_name("auxiliary task", auxiliary, problem.auxiliaries))
     if split not in ("validation", "test"):
         raise ProblemError(f"split must be 'validation' or 'test', got {split!r}.")
+    features = features or last_layer_inputs(problem.target_validation)
     tsne = _embedding(seed)
     held = problem.evaluations("test" if split == "test" else "validation").get(problem.target)
     if held is None:
@@ -124,12 +157,14 @@ def _embedding(seed: int) -> Callable[[Any], Any]:
     """Return t-SNE; a missing scikit-learn is named before anything is computed."""
     try:
         from sklearn.manifold import TSNE
+        from threadpoolctl import threadpool_limits  # comes with scikit-learn
     except ImportError:
         raise ProblemError("t-SNE needs scikit-learn: type pip install 'forkmerge[analysis]'.") from None
 
     def embed(values: Any) -> Any:
         perplexity = min(30.0, max((len(values) - 1) / 3, 1.0))
         state = derive(seed, "t-SNE") % 2**32
-        return TSNE(init="pca", perplexity=perplexity, random_state=state).fit_transform(values)
+        with threadpool_limits(1):  # as in training: the processes of a diagnosis share the cores
+            return TSNE(init="pca", perplexity=perplexity, random_state=state).fit_transform(values)
 
     return embed

@@ -7,16 +7,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from forkmerge.analysis.advice import probe
-from forkmerge.analysis.budget import Key, Plan
+from forkmerge.analysis.budget import LINE_POINTS, MAP_POINTS, PARTNERS, RESOLUTION, Key, Plan
+from forkmerge.analysis.combinations import States, combination_gains, copy_state, loss_line
 from forkmerge.analysis.conflict import measure_similarity, one_step_gains
 from forkmerge.analysis.heldout import reads_heldout
 from forkmerge.analysis.lessons import EVERY, Lesson, Recipes, fit_lesson, forkmerge, take
+from forkmerge.analysis.merge_results import LossLine
+from forkmerge.analysis.pictures import feature_map
+from forkmerge.analysis.results import FeatureMap, Pictures
 from forkmerge.auxiliaries import with_l2
 from forkmerge.codec import encode, plain
 from forkmerge.disk import read_versioned, write_atomically
 from forkmerge.order import random_state_kept
-from forkmerge.pool import using_threads
+from forkmerge.pool import describe_error, using_threads
+from forkmerge.problem import Problem
 from forkmerge.trial import safe_name
 from forkmerge.workers import Tell
 
@@ -32,7 +39,7 @@ class Piece:
         recipes: Where the recipe of a seed comes from.
         plan: The diagnosis it belongs to.
         target: The target.
-        kind: "single task", "transfer", "ForkMerge", "probe" or "gradients".
+        kind: "single task", "transfer", "ForkMerge", "probe", "gradients" or "pictures".
         auxiliary: The auxiliary, where it is about one.
         weight: λ.
         seed: The seed.
@@ -112,12 +119,60 @@ def _gradients(piece: Piece) -> dict[str, Any]:
     return {"similarities": [value.to_json() for value in found.values()], "one_step": steps}
 
 
+def _pictures(piece: Piece) -> dict[str, Any]:
+    """Show what λ mixes into the training data, and what lies between models trained alone and with auxiliaries."""
+    with random_state_kept(), using_threads(1):
+        problem = piece.recipes(piece.seed).problem.sealed()
+        model = _trained(piece)
+        maps, notes = _feature_maps(model, problem, piece)
+        states = {f"{problem.target} alone": copy_state(model)}
+        for task in problem.auxiliaries[:PARTNERS]:
+            states[f"with {task}"] = copy_state(_trained(piece, task))
+        mixture = combination_gains(model, problem, states, resolution=RESOLUTION, seed=piece.seed)
+        lines: tuple[LossLine, ...] = ()
+        if reads_heldout(model, problem, piece.seed):
+            lines = _loss_lines(model, problem, states, piece.seed)
+        else:
+            notes.append("No loss between the models: the target's stream cannot read validation examples.")
+    return Pictures(maps, (mixture,), lines, tuple(notes)).to_json()
+
+
+def _trained(piece: Piece, auxiliary: str = "") -> nn.Module:
+    lesson = Lesson(piece.recipes, piece.seed, auxiliary, 1.0, steps=piece.plan.steps)
+    model = fit_lesson(lesson, piece.recipes(piece.seed)).model
+    assert model is not None
+    return model
+
+
+def _loss_lines(model: nn.Module, problem: Problem, states: States, seed: int) -> tuple[LossLine, ...]:
+    (alone, start), *others = states.items()
+    return tuple(
+        loss_line(model, problem, {alone: start, name: state}, points=LINE_POINTS, seed=seed) for name, state in others
+    )
+
+
+def _feature_maps(model: nn.Module, problem: Problem, piece: Piece) -> tuple[tuple[FeatureMap, ...], list[str]]:
+    """Return the maps that can be drawn, and a note for every reason why others cannot."""
+    found: list[FeatureMap] = []
+    missing: dict[str, list[str]] = {}
+    for task in problem.auxiliaries[: piece.plan.pictures]:
+        if any({problem.target, task} <= set(stream.tasks) for stream in problem.stream_map.values()):
+            missing.setdefault("the examples are the target's own, whatever λ is.", []).append(task)
+            continue
+        try:
+            found.append(feature_map(model, problem, task, points=MAP_POINTS, seed=piece.seed))
+        except Exception as error:  # a user's `predict` may fail in any way on examples that are not the target's
+            missing.setdefault(describe_error(error), []).append(task)
+    return tuple(found), [f"No t-SNE picture of {', '.join(tasks)}: {reason}" for reason, tasks in missing.items()]
+
+
 _KINDS: Mapping[str, Callable[[Piece], dict[str, Any]]] = {
     "single task": _lesson,
     "transfer": _lesson,
     "ForkMerge": _merges,
     "probe": _probe,
     "gradients": _gradients,
+    "pictures": _pictures,
 }
 
 

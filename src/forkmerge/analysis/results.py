@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from forkmerge.analysis.merge_results import CombinationGains, LossLine
 from forkmerge.analysis.plaindata import Result
 from forkmerge.errors import ProblemError
 
@@ -278,6 +279,23 @@ class AuxiliaryFinding(Result):
 
 
 @dataclass(frozen=True)
+class Pictures(Result):
+    """What a diagnosis shows of models trained alone and with auxiliaries at λ = 1, with one seed.
+
+    Args:
+        features: The interpolated training distribution, per auxiliary.
+        mixtures: Gains of combinations of the models; one result, or none.
+        lines: The target's loss between the target-only model and each of the others.
+        notes: Why something is left out.
+    """
+
+    features: tuple[FeatureMap, ...] = ()
+    mixtures: tuple[CombinationGains, ...] = ()
+    lines: tuple[LossLine, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Diagnosis(Result):
     """Everything `forkmerge diagnose` found: one JSON file, `diagnosis.json`, in its folder.
 
@@ -289,6 +307,7 @@ class Diagnosis(Result):
         seconds: Wall time.
         command: What to type to make it again.
         notes: What a reader should know.
+        pictures: Of the models; empty where runs were shortened.
     """
 
     target: str
@@ -298,3 +317,4 @@ class Diagnosis(Result):
     seconds: float = 0.0
     command: str = ""
     notes: tuple[str, ...] = field(default=())
+    pictures: Pictures = field(default=Pictures())

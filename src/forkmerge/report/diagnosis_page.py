@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from forkmerge.analysis.results import Diagnosis
 from forkmerge.analysis.verdicts import verdict_table
 from forkmerge.console import show_seconds
 from forkmerge.errors import command
 from forkmerge.report.figure import Figure
+from forkmerge.report.merge_figures import combination_gains, loss_lines
 from forkmerge.report.page import Page, Section
 from forkmerge.report.run_page import some
-from forkmerge.report.transfer_figures import cosine_against_gain, cosine_distribution, gain_curve, shift_curve
+from forkmerge.report.transfer_figures import (
+    cosine_against_gain,
+    cosine_distribution,
+    feature_map,
+    gain_curve,
+    shift_curve,
+)
 from forkmerge.tables import Table
 
 _ADVICE = {"use": "use", "down-weight": "down-weight", "drop": "drop", "undecided": "gather more evidence on"}
@@ -21,19 +30,20 @@ _ADVICE = {"use": "use", "down-weight": "down-weight", "drop": "drop", "undecide
 
 def diagnosis_page(diagnosis: Diagnosis, folder: Path) -> Page:
     """Return the page of a diagnosis."""
-    findings = diagnosis.findings
+    findings, pictures = diagnosis.findings, diagnosis.pictures
+    similarities = [f.similarity for f in findings if f.similarity is not None and f.similarity.cosines]
+    shifts = [f.shift for f in findings if f.shift is not None]
+    parts: dict[str, tuple[tuple[Callable[[Any], Figure], Sequence[Any]], ...]] = {
+        "Gradient conflict": ((cosine_distribution, similarities), (cosine_against_gain, diagnosis.one_step)),
+        "Distribution shift": ((shift_curve, shifts), (feature_map, pictures.features)),
+        "Between the models": ((combination_gains, pictures.mixtures), (loss_lines, pictures.lines)),
+    }
     sections = [
         Section("Verdicts", "", (_advice_first(verdict_table(diagnosis)), gain_curve([f.curve for f in findings])))
     ]
-    similarities = [f.similarity for f in findings if f.similarity is not None and f.similarity.cosines]
-    conflict: list[Figure] = [cosine_distribution(similarities)] if similarities else []
-    if diagnosis.one_step:
-        conflict.append(cosine_against_gain(diagnosis.one_step))
-    if conflict:
-        sections.append(Section("Gradient conflict", "", tuple(conflict)))
-    shifts = [f.shift for f in findings if f.shift is not None]
-    if shifts:
-        sections.append(Section("Distribution shift", "", (shift_curve(shifts),)))
+    for title, figures in parts.items():
+        if drawn := tuple(draw(found) for draw, found in figures if found):
+            sections.append(Section(title, "", drawn))
     made = {"this diagnosis": diagnosis.command} if diagnosis.command else {}
     return Page(
         title=f"Diagnosis of {diagnosis.target}",
