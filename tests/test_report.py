@@ -24,7 +24,21 @@ from forkmerge.cli import app
 from forkmerge.errors import ConfigError, StoreError
 from forkmerge.experiment import plan_comparison, run_comparison
 from forkmerge.records import read_comparison, to_text, write_records
-from forkmerge.report import Page, Section, figure_csv, page_from, save_result, to_html, write_figure, write_report
+from forkmerge.report import (
+    Axis,
+    Page,
+    Panel,
+    Section,
+    Series,
+    figure_csv,
+    merge_figures,
+    page_from,
+    save_result,
+    to_html,
+    transfer_figures,
+    write_figure,
+    write_report,
+)
 from forkmerge.report.comparison_page import judge
 from forkmerge.report.diagnosis_page import diagnosis_page
 from forkmerge.report.drawing import FORMATS, draw
@@ -247,6 +261,28 @@ def test_plotly_gets_escaped_names_but_the_csv_the_names_themselves():
         rows = list(csv.DictReader(io.StringIO(figure_csv(figure))))
         assert len(rows) > 2
         assert not [row for row in rows if "&lt;" in str(row)]
+
+
+def test_panels_of_a_feature_map_have_one_scale_and_dots_of_one_size():
+    made = samples.features(samples.names(2))
+    few = tuple(replace(panel, positions=panel.positions[:3], origins=panel.origins[:3]) for panel in made.panels[:1])
+    figure = transfer_figures.feature_map([replace(made, panels=(*few, *made.panels[1:]))])
+    assert figure.across == len(made.panels) == 4
+    x = [place[0] for place in made.panels[1].positions]
+    for panel in figure.panels:
+        assert panel.x == figure.panels[0].x
+        assert panel.x.low < min(x) < max(x) < panel.x.high
+    crowd, single = (Series("", (0.0,) * count, (0.0,) * count, kind="dots") for count in (31, 1))
+    panel = Panel("", Axis(), Axis(), (crowd, single, replace(crowd, x=(), y=())))
+    assert [panel.is_crowded(series) for series in panel.series] == [True, False, True]
+    assert not replace(panel, series=(single,)).is_crowded(single)
+
+
+def test_names_of_mixed_models_stand_outside_the_triangle():
+    panel = merge_figures.combination_gains([samples.models(samples.names(3))[0]]).panels[0]
+    _, dots, *names = panel.series
+    assert [series.labels for series in names] == [(name,) for name in samples.names(3)]
+    assert all(not min(dots.y) <= series.y[0] <= max(dots.y) for series in names)
 
 
 def test_every_point_of_a_figure_is_in_its_csv_with_full_precision():

@@ -17,7 +17,6 @@ FORMATS = ("pdf", "svg", "png")
 _LINES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
 _MOST_MARKERS = 40  # points of a line that are marked
 _MOST_NAMES = 60  # names on an axis before they would overlap
-_MOST_IN_ROW = 3  # panels side by side
 _MUTED = "0.45"
 
 
@@ -33,7 +32,7 @@ def draw(figure: Figure, path: Path) -> None:
 
     # Names are text, never formulas; letters stay letters in PDF and SVG.
     with rc_context({"text.parse_math": False, "svg.fonttype": "none", "pdf.fonttype": 42, "font.size": 9}):
-        across = min(len(figure.panels), _MOST_IN_ROW)
+        across = min(len(figure.panels), figure.across)
         down = -(-len(figure.panels) // across)
         height = max(_height(panel) for panel in figure.panels)
         canvas = Canvas(figsize=(max(4.2 * across, 5.2), height * down + 0.6), layout="constrained")
@@ -105,7 +104,8 @@ def _draw_series(canvas: Any, axis: Any, panel: Panel, series: Series, places: d
             axis.errorbar(x, y, fmt="none", ecolor=_MUTED, capsize=2.5, linewidth=1, **error)
         if series.values and not panel.is_sideways:
             return _draw_gains(canvas, axis, series, x, y)
-        return axis.scatter(x, y, c=colours, marker=marker, s=30, zorder=3)
+        look = {"s": 14, "alpha": 0.65, "linewidths": 0} if panel.is_crowded(series) else {"s": 30}
+        return axis.scatter(x, y, c=colours, marker=marker, zorder=3, **look)
     if series.low:
         axis.fill_between(x, _floats(series.low), _floats(series.high), color=colour, alpha=0.15, linewidth=0)
     shape = {"drawstyle": "steps-post"} if series.kind == "steps" else {}

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 Numbers = tuple[float | None, ...]
 """None leaves a gap."""
+_MOST_LARGE = 30  # dots of full size
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,11 @@ class Panel:
         """Whether values run horizontally."""
         return bool(self.y.labels)
 
+    def is_crowded(self, series: Series) -> bool:
+        """Whether dots of a series are drawn small: some series here has many, and this is not a single one."""
+        most = max((len(other.x) for other in self.series if other.kind == "dots"), default=0)
+        return series.kind == "dots" and len(series.x) != 1 and most > _MOST_LARGE
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -124,6 +130,7 @@ class Figure:
         caption: How to read it.
         panels: Its panels, side by side.
         before: Names that get their colours first, as in the figure before this one.
+        across: Panels of a row on paper.
     """
 
     name: str
@@ -131,6 +138,7 @@ class Figure:
     caption: str
     panels: tuple[Panel, ...]
     before: tuple[str, ...] = ()
+    across: int = 3
 
     @property
     def names(self) -> list[str]:

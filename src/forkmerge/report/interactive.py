@@ -18,10 +18,9 @@ _SYMBOLS = {"o": "circle", "D": "diamond", "s": "square", "X": "x", "^": "triang
 _LONGEST = 28  # characters of a name on an axis; hovering shows all of it
 _DIGITS = 6  # significant ones in the page; the CSV has them all
 _MOST_MARKERS = 60  # points of a line that are marked
-_MOST_LARGE = 30  # dots of full size
 _MOST_UNIFIED = 8  # lines that one hover box can list
 _MOST_NAMES = 60  # names on an axis before they would overlap
-_ROW, _HEIGHT, _SQUARE, _AROUND, _TALLEST, _TRIANGLE = 28, 340, 420, 100, 980, 400  # pixels
+_ROW, _HEIGHT, _SQUARE, _AROUND, _TALLEST, _TRIANGLE = 28, 340, 420, 100, 980, 330  # pixels
 
 
 def to_plotly(figure: Figure) -> list[dict[str, Any]]:
@@ -70,7 +69,7 @@ def _points(panel: Panel, series: Series, places: dict[str, int]) -> dict[str, A
     marked = series.kind == "dots" or (series.kind == "line" and few)
     mode = "markers" if series.kind == "dots" else "lines+markers" if marked else "lines"
     trace["mode"] = mode + ("+text" if series.labels else "")
-    many = series.kind == "dots" and len(series.x) > _MOST_LARGE and not series.values
+    many = panel.is_crowded(series) and not series.values
     if many:
         trace["opacity"] = 0.65
     trace["marker"] = {"size": 6 if many else 9, "symbol": _SYMBOLS[STYLES[place % len(STYLES)][1]], **marker}

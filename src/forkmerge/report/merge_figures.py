@@ -206,9 +206,13 @@ def _mixed_three(found: CombinationGains) -> Panel:
     edge_x, edge_y = zip(*corners, corners[0], strict=True)
     outline = Series("", edge_x, edge_y, is_reference=True)
     dots = Series("gain", x, y, kind="dots", values=numbers(found.gains), texts=texts)
-    names = Series("", edge_x[:3], edge_y[:3], labels=found.names, is_reference=True)
+    # One by one, so that no line joins them; below or above the corners, where no dot is.
+    names = (
+        Series("", (x,), (y + 0.06 if y else -0.13,), labels=(name,), is_reference=True)
+        for name, (x, y) in zip(found.names, corners, strict=True)
+    )
     hidden = Axis(is_hidden=True)
-    return Panel("", hidden, hidden, (outline, dots, names), is_square=True)
+    return Panel("", hidden, hidden, (outline, dots, *names), is_square=True)
 
 
 def _inside(corners: Sequence[tuple[float, float]], weights: Sequence[float]) -> tuple[float, float]:

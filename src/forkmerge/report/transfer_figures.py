@@ -19,6 +19,7 @@ from forkmerge.report.figure import Axis, Figure, Heat, Numbers, Panel, Series
 _BINS = 30
 _FIT_POINTS = 100  # more than a line marks
 _MOST_FITS = 6  # λ of a scatter that are drawn at once
+_MOST_MAPS = 4  # λ of a map in one row
 _LAMBDA = "λ, weight of the auxiliary"
 
 
@@ -168,6 +169,7 @@ def feature_map(maps: Sequence[FeatureMap]) -> Figure:
     """t-SNE of the interpolated training distribution beside held-out data (Fig. 3a)."""
     panels = []
     for found in maps:
+        x_axis, y_axis = (_scale(place[way] for panel in found.panels for place in panel.positions) for way in (0, 1))
         for panel in found.panels:
             series = []
             for origin in ("target", "auxiliary", "held-out"):
@@ -176,12 +178,19 @@ def feature_map(maps: Sequence[FeatureMap]) -> Figure:
                 y = numbers(panel.positions[i][1] for i in mine)
                 texts = tuple(f"class {panel.classes[i]}" for i in mine)
                 series.append(Series(origin, x, y, kind="dots", texts=texts))
-            hidden = Axis(is_hidden=True)
             title = f"{found.auxiliary}, λ = {_fraction(panel.weight)}"
-            panels.append(Panel(title, hidden, hidden, tuple(series), is_square=True))
+            panels.append(Panel(title, x_axis, y_axis, tuple(series), is_square=True))
     caption = (
         "Features of the target-only model in two dimensions by t-SNE: training points of the target and of the "
         "auxiliary, mixed as λ mixes them, and held-out points of the target. The better they overlap, the closer the "
         "training distribution is to the target's."
     )
-    return Figure("features", "The training distribution under λ", caption, tuple(panels))
+    across = min(max((len(found.panels) for found in maps), default=1), _MOST_MAPS)
+    return Figure("features", "The training distribution under λ", caption, tuple(panels), across=across)
+
+
+def _scale(places: Iterable[float]) -> Axis:
+    """An axis that is not drawn, but one for several panels."""
+    known = [place for place in places if math.isfinite(place)] or [0.0]
+    edge = 0.05 * (max(known) - min(known)) or 1.0
+    return Axis(low=min(known) - edge, high=max(known) + edge, is_hidden=True)
