@@ -36,15 +36,21 @@ numbers it is compared with, which favours it.
 """
 
 
-def page(settings: Sequence[Setting]) -> str:
-    """Return the text of the page."""
+_STUDIES = """A third of the training data takes the place of the test split, which these runs never read; searches see
+validation data as always."""
+
+
+def page(settings: Sequence[Setting], studies: Sequence[Setting] = ()) -> str:
+    """Return the text of the page: the comparisons, the paper's claims, and the studies that options were chosen by."""
     if not settings:
         return _HEAD + "\nThere are no records yet.\n"
     lines = [_HEAD, "## Where ForkMerge is best, and where not", "", *map(_verdict, settings), ""]
     for setting in settings:
         lines += [*_section(setting), ""]
     lines += ["## The paper's claims", "", "A claim holds where it does in every setting that tests it.", ""]
-    return "\n".join([*lines, *claims_table(settings)]).rstrip() + "\n"
+    lines += claims_table(settings)
+    lines += _studies(studies)
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def _verdict(s: Setting) -> str:
@@ -66,15 +72,31 @@ def _verdict(s: Setting) -> str:
     return f"- **{s.name}**: {ours} is {words}: {show_paired(found)}."
 
 
+def _studies(studies: Sequence[Setting]) -> Iterator[str]:
+    """Show what became of options on data held out from the training split, by which they were chosen."""
+    if not studies:
+        return
+    yield from ("", "## How options were chosen", "", _STUDIES)
+    for s in studies:
+        yield from ("", f"### {s.name}", "", f"`recipes/development/{s.name}.toml`, {_size(s)}.", "")
+        yield from ("| method | Δ_m | difference to STL | difference to ForkMerge-aux |", "|---|---|---|---|")
+        for word in sorted(s.overall, key=lambda word: -mean(s.overall[word])):
+            pairs = [show_paired(s.paired(word, other)) if word != other else "" for other in ("stl", "forkmerge-aux")]
+            yield f"| {s.labels[word]} | {percent(mean(s.overall[word]))} | {' | '.join(pairs)} |"
+
+
+def _size(s: Setting) -> str:
+    return f"{len(s.overall)} methods × {len(s.changes)} targets × {s.seeds} seeds"
+
+
 def _section(s: Setting) -> Iterator[str]:
     settings = s.plan["settings"]
     yield f"## {s.name}"
     yield ""
-    size = f"{len(s.overall)} methods × {len(s.changes)} targets × {s.seeds} seeds"
     before = settings.get("pretrain")
     start = f", from weights pre-trained on `{before['recipe']}`" if before else ""
     labels = " All methods were trained on training ∪ validation data in the end." if s.summary.equal_labels else ""
-    yield f"`{settings['recipe']}`{start}: {size}.{labels}"
+    yield f"`{settings['recipe']}`{start}: {_size(s)}.{labels}"
     yield from _headline(s)
     yield from _validation(s)
     yield from _compute(s)
@@ -188,15 +210,19 @@ def run(names: Sequence[str]) -> int:
     return worst
 
 
+def _page() -> str:
+    return page(read_settings(RECORDS, ADVICE), read_settings(RECORDS / "development"))
+
+
 def main(words: Sequence[str]) -> int:
     """Do what the words ask for."""
     if list(words) == ["--check"]:
-        same = PAGE.is_file() and PAGE.read_text("utf-8") == page(read_settings(RECORDS, ADVICE))
+        same = PAGE.is_file() and PAGE.read_text("utf-8") == _page()
         print("the page is what the records give" if same else "the page is stale: type ./run results")
         return 0 if same else 1
     status = run(words)
     if status != 2:
-        PAGE.write_text(page(read_settings(RECORDS, ADVICE)), "utf-8")
+        PAGE.write_text(_page(), "utf-8")
         print(f"written to {PAGE.relative_to(ROOT)}")
     return status
 

@@ -185,6 +185,18 @@ def test_pairs_of_tasks_come_from_the_benchmark_that_trains_them(scripts, tmp_pa
     assert verdicts(claims, setting.read_settings(tmp_path, tmp_path / "none"))[claims.PAIRS] == "not tested"
 
 
+def test_studies_of_options_stand_beside_the_results_and_are_no_part_of_the_claims(scripts):
+    page, claims, setting = scripts
+    found = [setting.Setting("x", *made({"stl": 0.0, "ew": 1.0, "forkmerge": 2.0}))]
+    study = setting.Setting("y", *made({"stl": 0.0, "forkmerge-aux": 1.0, "forkmerge-aux[bn=recompute]": 2.0}))
+    with_study = page.page(found, [study])
+    assert with_study.startswith(page.page(found).rstrip())
+    rows = with_study.partition("## How options were chosen")[2].splitlines()
+    names = [row.split(" | ")[0] for row in rows if row.startswith("| ")]
+    assert names == ["| method", "| ForkMerge-aux[bn=recompute]", "| ForkMerge-aux", "| STL"]
+    assert "recipes/development/y.toml`, 3 methods × 2 targets × 3 seeds." in with_study
+
+
 def test_it_works_with_whatever_there_is(scripts):
     page, claims, setting = scripts
     for gains in ({"stl": 0.0}, {"stl": 0.0, "ew": 1.0}, {"stl": 0.0, "forkmerge": 1.0}):
