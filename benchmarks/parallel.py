@@ -1,6 +1,8 @@
 """What two cores give: one worker process per core against one process, with one thread and with two.
 
-    ./run bench parallel [--rounds 7] [--cases conv,mlp]
+    ./run bench parallel [--rounds 7] [--cases conv,mlp] [--branches 3,4]
+
+What is not asked for keeps the results it has.
 
 Worker processes live as long as a run, so a round is timed in processes that have started; what starting takes is
 given beside it. Seeds of a comparison are timed with it, because every comparison starts its own.
@@ -15,7 +17,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from harness import begin, interleave, parser, quartiles, save
+from harness import begin, interleave, parser, quartiles, read_results, save
 from nets import Case, conv_case, mlp_case
 from page import Goal, Section, Table
 from torch import Tensor
@@ -116,8 +118,8 @@ def seeds(workers: int, count: int, steps: int) -> Callable[[], None]:
     return lambda: list(run_calls(partial(one_seed, steps), list(range(count)), workers)) and None
 
 
-def time_case(name: str, rounds: int, quick: bool) -> dict[str, Any]:
-    """Time the training of 2, 3 and 4 branches, and the passes of a search."""
+def time_case(name: str, rounds: int, quick: bool, counts: Sequence[int] = ()) -> dict[str, Any]:
+    """Time the training of 2, 3 and 4 branches and the passes of a search, or of so many branches alone."""
     make, steps, examples = CASES[name]
     case = make(3)
     if quick:
@@ -125,10 +127,12 @@ def time_case(name: str, rounds: int, quick: bool) -> dict[str, Any]:
     results: dict[str, Any] = {}
     with crews(case, examples) as (found, seconds):
         results["start-up"] = seconds
-        for branches in BRANCHES:
+        for branches in counts or BRANCHES:
             contenders = {n: training(crew, t, case, branches, steps) for n, (crew, t) in found.items()}
             results[f"{branches} branches"] = interleave(contenders, ONE, rounds=rounds)
             show(name, f"{branches} branches", results[f"{branches} branches"])
+        if counts:
+            return results
         passes = {n: measuring(crew, t) for n, (crew, t) in found.items()}
         results["full passes"] = interleave(passes, ONE, rounds=rounds)
         show(name, "full passes", results["full passes"])
@@ -187,14 +191,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--rounds", type=int)
     arguments.add_argument("--cases", default="conv,mlp,compare")
+    arguments.add_argument("--branches", default="", help="only so many branches, e.g. 3,4")
     options = begin(arguments, argv)
     rounds = options.rounds or (1 if options.quick else 7)
-    results: dict[str, Any] = {}
+    results = {} if options.quick else read_results("parallel", options.out)
+    counts = [int(count) for count in options.branches.split(",") if count]
     for name in options.cases.split(","):
         if name == "compare":
             results[name] = time_seeds(1 if options.quick else 3, options.quick)
         else:
-            results[name] = time_case(name, rounds, options.quick)
+            results[name] = {**results.get(name, {}), **time_case(name, rounds, options.quick, counts)}
         save("parallel", results, options.out)
 
 
