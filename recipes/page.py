@@ -79,6 +79,8 @@ def _studies(studies: Sequence[Setting]) -> Iterator[str]:
     yield from ("", "## How options were chosen", "", _STUDIES)
     for s in studies:
         yield from ("", f"### {s.name}", "", f"`recipes/development/{s.name}.toml`, {_size(s)}.", "")
+        if s.remarks:
+            yield from (s.remarks, "")
         yield from ("| method | Δ_m | difference to STL | difference to ForkMerge-aux |", "|---|---|---|---|")
         for word in sorted(s.overall, key=lambda word: -mean(s.overall[word])):
             pairs = [show_paired(s.paired(word, other)) if word != other else "" for other in ("stl", "forkmerge-aux")]
@@ -97,6 +99,8 @@ def _section(s: Setting) -> Iterator[str]:
     start = f", from weights pre-trained on `{before['recipe']}`" if before else ""
     labels = " All methods were trained on training ∪ validation data in the end." if s.summary.equal_labels else ""
     yield f"`{settings['recipe']}`{start}: {_size(s)}.{labels}"
+    if s.remarks:
+        yield from ("", s.remarks)
     yield from _headline(s)
     yield from _validation(s)
     yield from _compute(s)

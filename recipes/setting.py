@@ -45,12 +45,14 @@ class Setting:
         plan: What was compared.
         outcomes: The records of its runs.
         pairs: What training on pairs of tasks gave, where that was measured.
+        remarks: What somebody who looked at the records wrote about them, in Markdown.
     """
 
     name: str
     plan: dict[str, Any]
     outcomes: list[Outcome]
     pairs: Pairs = field(default_factory=dict)
+    remarks: str = ""
 
     @cached_property
     def summary(self) -> Summary:
@@ -145,12 +147,22 @@ def mean(scores: Scores) -> float:
 
 
 def read_settings(folder: Path, advice: Path | None = None) -> list[Setting]:
-    """Return the comparisons whose records lie in a folder, by name; `advice` is the benchmark that trains pairs."""
+    """Return the comparisons whose records lie in a folder, by name, with the remarks in NAME.md beside them.
+
+    Args:
+        folder: The folder.
+        advice: Results of the benchmark that trains pairs.
+    """
     found = json.loads(advice.read_text("utf-8"))["results"] if advice is not None and advice.is_file() else {}
     return [
-        Setting(path.stem, *read_comparison(path), pairs=_pairs(found, path.stem))
+        Setting(path.stem, *read_comparison(path), _pairs(found, path.stem), _remarks(path))
         for path in sorted(folder.glob("*.json"))
     ]
+
+
+def _remarks(records: Path) -> str:
+    path = records.with_suffix(".md")
+    return path.read_text("utf-8").strip() if path.is_file() else ""
 
 
 def _pairs(found: dict[str, Any], name: str) -> Pairs:

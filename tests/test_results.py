@@ -115,6 +115,8 @@ def test_the_page_is_made_from_files_of_records_alone(scripts, tmp_path):
     assert "| STL, best of 2 |" in text
     assert "| ForkMerge | a | alone | 0.63 0.37 0.63 |" in text
     assert text == page.page(setting.read_settings(tmp_path))
+    (tmp_path / "small.md").write_text("Why? *Because.*\n")
+    assert "3 seeds.\n\nWhy? *Because.*\n\nPaired difference" in page.page(setting.read_settings(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -186,7 +188,7 @@ def test_pairs_of_tasks_come_from_the_benchmark_that_trains_them(scripts, tmp_pa
 
 
 def test_studies_of_options_stand_beside_the_results_and_are_no_part_of_the_claims(scripts):
-    page, claims, setting = scripts
+    page, _, setting = scripts
     found = [setting.Setting("x", *made({"stl": 0.0, "ew": 1.0, "forkmerge": 2.0}))]
     study = setting.Setting("y", *made({"stl": 0.0, "forkmerge-aux": 1.0, "forkmerge-aux[bn=recompute]": 2.0}))
     with_study = page.page(found, [study])
