@@ -12,6 +12,7 @@ import torch
 import forkmerge as fm
 from compare_problem import recipe
 from forkmerge.analysis import conflict, heldout, lessons, shift, studies, transfer
+from forkmerge.analysis.results import TransferCurve
 from problems import Point, domains_problem, evaluation, noisy_net, plain_net, quadratic_problem, seeded, shared_problem
 
 CENTRES = {"tgt": (1.0, 0.0), "one": (1.0, 1.0), "two": (-1.0, 0.5)}
@@ -41,10 +42,31 @@ NEGATIVE, POSITIVE, NOISE = (-0.11, -0.1, -0.09), (0.09, 0.1, 0.11), (-0.5, 0.0,
         ({0.25: POSITIVE, 1.0: NOISE}, "positive"),
         ({0.25: NOISE, 1.0: NOISE}, "not enough evidence"),
         ({1.0: (-0.1,)}, "not enough evidence"),
+        ({1.0: NEGATIVE}, "weak negative"),
+        ({0.25: (-0.1, -0.1), 1.0: (-0.1, -0.1, -0.1)}, "not enough evidence"),
+        ({0.25: (-0.11, -0.1, math.nan), 1.0: NEGATIVE}, "weak negative"),
     ],
 )
 def test_a_verdict_follows_the_definitions_as_far_as_intervals_show_it(gains, verdict):
     assert transfer.judge([gain(weight, *values) for weight, values in gains.items()]) == verdict
+
+
+def test_a_run_that_diverged_is_as_bad_as_can_be_and_has_no_interval():
+    for bad in (math.nan, math.inf, -math.inf):
+        found = transfer.transfer_gain({0: 0.7, 1: bad, 2: 0.6}, dict.fromkeys(range(3), 0.5), 1.0)
+        assert (found.mean, found.low, found.high) == (-math.inf, None, None)
+    alone = transfer.transfer_gain({0: 0.7, 1: 0.6}, {0: 0.5, 1: math.nan}, 1.0)
+    assert math.isnan(alone.mean)
+    assert alone.low is None
+    curve = transfer.transfer_curve(
+        {0.5: {0: math.nan, 1: 0.5}, 1.0: {0: 0.1, 1: 0.2}}, {0: 0.4, 1: 0.4}, target="t", auxiliary="a"
+    )
+    assert curve.best.weight == 1
+    assert TransferCurve.from_json(curve.to_json()).best.weight == 1
+    shifted = shift.shift_curve({0.0: {0: 0.1, 1: 0.2}, 1.0: {0: math.nan, 1: 0.4}}, curve)
+    assert shifted.points[1].std is None
+    assert math.isnan(shifted.change(1.0))
+    assert shifted.change(0.5) is None
 
 
 def test_some_weight_of_many_must_pass_a_stricter_interval_than_a_single_one():
@@ -116,6 +138,23 @@ def test_gradient_cosines_are_taken_on_shared_parameters_and_leave_the_model_alo
     body = len(list(model.body.parameters()))
     flat = [torch.cat([g.flatten() for g in gradients[task][:body]]) for task in ("tgt", "aux")]
     assert found.cosines[0] == pytest.approx(torch.cosine_similarity(*flat, dim=0).item(), abs=1e-6)
+
+
+def test_feeds_are_closed_when_a_loss_fails(monkeypatch):
+    closed = []
+
+    def feed(*arguments):
+        try:
+            while True:
+                yield None
+        finally:
+            closed.append(True)
+
+    monkeypatch.setattr(conflict, "batches", feed)
+    gradients = conflict.task_gradients(seeded(plain_net), shared_problem(), ["tgt"], count=2)
+    with pytest.raises(TypeError) as failed:  # there is no batch to unpack
+        next(gradients)
+    assert closed, failed
 
 
 def test_a_zero_gradient_has_no_cosine():

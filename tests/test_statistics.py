@@ -119,6 +119,20 @@ def test_one_seed_has_no_interval():
     assert spread([0.5]).std is None
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_has_no_spread(bad):
+    assert spread([0.5, bad]).std is None
+    assert not math.isfinite(spread([0.5, bad]).mean)
+    assert math.isnan(spread([math.inf, -math.inf]).mean)
+    found = compare_paired({0: 1.0, 1: bad}, {0: 0.5, 1: 0.5})
+    assert (found.low, found.high) == (None, None)
+
+
+def test_equal_differences_are_no_certainty():
+    found = compare_paired({0: 0.75, 1: 0.5}, {0: 0.5, 1: 0.25})
+    assert found == Paired(0.25, None, None, 2, 0, 0)
+
+
 def test_rounding_is_a_tie():
     found = compare_paired({0: 0.1 + 0.2, 1: 1.0}, {0: 0.3, 1: 1.0})
     assert (found.wins, found.ties, found.losses) == (0, 2, 0)
@@ -134,4 +148,4 @@ def test_pairing_cancels_what_a_seed_does_to_both(values, gain):
     theirs = dict(enumerate(values))
     found = compare_paired({seed: value + gain for seed, value in theirs.items()}, theirs)
     assert found.mean == pytest.approx(gain, abs=1e-9)
-    assert found.high - found.low == pytest.approx(0.0, abs=1e-9)
+    assert found.low is found.high is None

@@ -22,7 +22,7 @@ class Spread:
 
     Args:
         mean: Their mean.
-        std: Their standard deviation (n − 1); None for a single number.
+        std: Their standard deviation (n − 1); None for a single number, or where one is not finite.
         count: How many there are.
     """
 
@@ -37,7 +37,8 @@ class Paired:
 
     Args:
         mean: The mean difference.
-        low: Lower end of the confidence interval of the mean; None for a single seed.
+        low: Lower end of the confidence interval of the mean; None where seeds show no spread: a single one, equal
+            differences, or one that is not finite.
         high: Upper end.
         wins: Seeds with a positive difference.
         ties: Seeds without a difference.
@@ -66,6 +67,8 @@ def spread(values: Sequence[float]) -> Spread:
     """
     if not values:
         raise ProblemError("there is no value to take the mean of.")
+    if not all(map(math.isfinite, values)):
+        return Spread(sum(values) / len(values), None, len(values))
     return Spread(fmean(values), stdev(values) if len(values) > 1 else None, len(values))
 
 
@@ -113,7 +116,8 @@ def compare_paired(
 ) -> Paired | None:
     """Return how much better one method is than another over the seeds they share; None if they share none.
 
-    The interval is that of Student's t for paired samples: d̄ ± t_{n−1} s_d / √n.
+    The interval is that of Student's t for paired samples: d̄ ± t_{n−1} s_d / √n. Differences that are all equal have
+    none: a few seeds that agree to the last digit, as coarse metrics do, say nothing of how far others would be off.
 
     Args:
         ours: `{seed: score}`, higher is better.
@@ -125,7 +129,7 @@ def compare_paired(
         return None
     average = spread(differences)
     half = None
-    if average.std is not None:
+    if average.std is not None and average.std > _EQUAL:
         half = t_quantile((1 + confidence) / 2, average.count - 1) * average.std / math.sqrt(average.count)
     return Paired(
         mean=average.mean,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from statistics import fmean, stdev
 
 import numpy as np
@@ -48,23 +48,25 @@ def task_gradients(
     parameters = [p for p in model.parameters() if p.requires_grad]
     streams = {name: s for name, s in problem.stream_map.items() if any(task in tasks for task in s.tasks)}
     device, drawn = device_of(model), derive(seed, "gradients")
-    feeds = {name: batches(name, stream, range(count), drawn, device) for name, stream in streams.items()}
-    for position in range(count):
-        found: dict[str, Gradient] = {}
-        with random_state_kept(), modes_kept(model), statistics_frozen(model.train()), torch.enable_grad():
-            for name, stream in streams.items():
-                asked = [task for task in stream.tasks if task in tasks]
-                call_seed = derive(drawn, name, "forward", position)
-                set_random_state(call_seed)
-                losses = stream.losses(model, next(feeds[name]), asked, Context(step, call_seed))
-                for task in asked:
-                    loss = losses.get(task)
-                    if loss is not None:
-                        own = task_gradient(loss, [], parameters, keep=True)
-                        found[task] = add_gradients(found[task], own) if task in found else own
-        yield found
-    for feed in feeds.values():
-        feed.close()
+    with ExitStack() as stack:
+        feeds = {
+            name: stack.enter_context(closing(batches(name, stream, range(count), drawn, device)))
+            for name, stream in streams.items()
+        }
+        for position in range(count):
+            found: dict[str, Gradient] = {}
+            with random_state_kept(), modes_kept(model), statistics_frozen(model.train()), torch.enable_grad():
+                for name, stream in streams.items():
+                    asked = [task for task in stream.tasks if task in tasks]
+                    call_seed = derive(drawn, name, "forward", position)
+                    set_random_state(call_seed)
+                    losses = stream.losses(model, next(feeds[name]), asked, Context(step, call_seed))
+                    for task in asked:
+                        loss = losses.get(task)
+                        if loss is not None:
+                            own = task_gradient(loss, [], parameters, keep=True)
+                            found[task] = add_gradients(found[task], own) if task in found else own
+            yield found
 
 
 def cosine(first: Gradient, second: Gradient) -> float | None:
@@ -104,10 +106,11 @@ def measure_similarity(
         ForkMerge, Definition 3.4 and Fig. 8.
     """
     values: dict[str, list[float | None]] = {task: [] for task in others}
-    for found in task_gradients(model, problem, [first, *others], count=count, seed=seed, step=step):
-        for task in others:
-            pair = found.get(first), found.get(task)
-            values[task].append(None if pair[0] is None or pair[1] is None else cosine(pair[0], pair[1]))
+    with closing(task_gradients(model, problem, [first, *others], count=count, seed=seed, step=step)) as gradients:
+        for found in gradients:
+            for task in others:
+                pair = found.get(first), found.get(task)
+                values[task].append(None if pair[0] is None or pair[1] is None else cosine(pair[0], pair[1]))
     result = {}
     for task, cosines in values.items():
         known = [value for value in cosines if value is not None]

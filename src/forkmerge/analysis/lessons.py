@@ -41,7 +41,7 @@ class SeededSource:
     """The recipes of a TOML file or `module:function`, by seed.
 
     Args:
-        recipe: The recipe, as `load_recipe` gave it.
+        source: Of a recipe, as `load_recipe` gave it.
         target: The target task.
     """
 

@@ -6,6 +6,7 @@ auxiliary beside a target of weight 1, and a gain is a difference of scores, so 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -15,7 +16,6 @@ from forkmerge.errors import ProblemError
 
 Verdict = Literal["positive", "weak negative", "strong negative", "not enough evidence"]
 Advised = Literal["use", "down-weight", "drop", "undecided"]
-VERDICTS: tuple[Verdict, ...] = ("positive", "weak negative", "strong negative", "not enough evidence")
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class Gain(Result):
     Args:
         weight: λ.
         gains: One per seed, in the order of the seeds.
-        mean: Their mean.
-        low: Lower end of the mean's confidence interval; None for a single seed.
+        mean: Their mean; −∞ where training with the auxiliary diverged.
+        low: Lower end of the mean's confidence interval; None for a single seed, or where there is no spread.
         high: Upper end.
     """
 
@@ -66,7 +66,7 @@ class TransferCurve(Result):
     @property
     def best(self) -> Gain:
         """The point of largest mean gain; of equals the smaller λ."""
-        return max(self.points, key=lambda point: point.mean)
+        return max(self.points, key=lambda point: -math.inf if math.isnan(point.mean) else point.mean)
 
     def at(self, weight: float) -> Gain:
         """Return the point of a λ."""
@@ -182,7 +182,7 @@ class ShiftPoint(Result):
         weight: λ; 0 is the target alone.
         discrepancies: CSD by seed: 1 minus the mean confidence.
         mean: Their mean.
-        std: Their standard deviation; None for one seed.
+        std: Their standard deviation; None for one seed, or where one is not finite.
         gain: TG(λ) beside it, its mean over the same seeds; 0 at λ = 0.
     """
 
@@ -211,12 +211,10 @@ class ShiftCurve(Result):
     seeds: tuple[int, ...]
     points: tuple[ShiftPoint, ...]
 
-    def change(self, weight: float) -> float:
-        """Return CSD(λ) − CSD(0): positive if the auxiliary makes the model less confident on the target."""
-        for point in self.points:
-            if abs(point.weight - weight) < 1e-9:
-                return point.mean - self.points[0].mean
-        raise ProblemError(f"there is no confidence score discrepancy at λ = {weight:g}.")
+    def change(self, weight: float) -> float | None:
+        """Return CSD(λ) − CSD(0): positive if the auxiliary makes the model less confident; None if not measured."""
+        found = (point.mean for point in self.points if abs(point.weight - weight) < 1e-9)
+        return next((mean - self.points[0].mean for mean in found), None)
 
 
 @dataclass(frozen=True)
@@ -266,6 +264,7 @@ class AuxiliaryFinding(Result):
         affinity: The cheap estimate behind the advice (see `advice`); None if not measured.
         advice: What to do with it.
         reason: Why, in one sentence.
+        measure: What the estimate is a relative change of: "loss" or "score".
     """
 
     auxiliary: str
@@ -276,6 +275,7 @@ class AuxiliaryFinding(Result):
     affinity: float | None
     advice: Advised
     reason: str
+    measure: str = "loss"
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from statistics import fmean, stdev
 
 import torch
 from torch import Tensor
@@ -11,6 +10,7 @@ from torch import Tensor
 from forkmerge.analysis.results import ShiftCurve, ShiftPoint, TransferCurve
 from forkmerge.errors import ProblemError
 from forkmerge.order import derive
+from forkmerge.statistics import spread
 
 
 def shift_curve(discrepancies: Mapping[float, Mapping[int, float]], curve: TransferCurve) -> ShiftCurve:
@@ -29,8 +29,8 @@ def shift_curve(discrepancies: Mapping[float, Mapping[int, float]], curve: Trans
         if weight not in gains:
             raise ProblemError(f"there is a discrepancy at λ = {weight:g}, but no transfer gain.")
         values = tuple(discrepancies[weight].values())
-        std = stdev(values) if len(values) > 1 else None
-        points.append(ShiftPoint(weight, values, fmean(values), std, gains[weight]))
+        found = spread(values)
+        points.append(ShiftPoint(weight, values, found.mean, found.std, gains[weight]))
     return ShiftCurve(curve.target, curve.auxiliary, curve.split, curve.seeds, tuple(points))
 
 

@@ -18,27 +18,27 @@ Scores = Mapping[int, float]
 """One score by seed."""
 
 
-def transfer_gain(
-    scores: Scores, baseline: Scores, weight: float, confidence: float = CONFIDENCE, seeds: Sequence[int] | None = None
-) -> Gain:
+def transfer_gain(scores: Scores, baseline: Scores, weight: float, confidence: float = CONFIDENCE) -> Gain:
     """Return TG(λ) = P(θ_A(λ)) − P(θ_STL) over the seeds that both have.
+
+    A score that is not finite where the target alone has one, as after a run that diverged, makes the mean −∞.
 
     Args:
         scores: With the auxiliary, by seed.
         baseline: Of single-task training, by seed.
         weight: λ.
         confidence: Of the interval, Student's t for paired differences.
-        seeds: Which seeds, and in which order; all shared ones where None.
 
     References:
         ForkMerge, Definition 3.1.
     """
-    shared = [seed for seed in (scores if seeds is None else seeds) if seed in scores and seed in baseline]
-    paired = compare_paired({s: scores[s] for s in shared}, {s: baseline[s] for s in shared}, confidence)
+    shared = [seed for seed in scores if seed in baseline]
+    paired = compare_paired(scores, baseline, confidence)
     if paired is None:
         raise ProblemError(f"no seed has a score with and without the auxiliary at λ = {weight:g}.")
     gains = tuple(scores[seed] - baseline[seed] for seed in shared)
-    return Gain(float(weight), gains, paired.mean, paired.low, paired.high)
+    diverged = any(math.isfinite(baseline[seed]) and not math.isfinite(scores[seed]) for seed in shared)
+    return Gain(float(weight), gains, -math.inf if diverged else paired.mean, paired.low, paired.high)
 
 
 def transfer_curve(
@@ -82,7 +82,7 @@ def transfer_curve(
 def judge(points: Sequence[Gain], confidence: float = CONFIDENCE) -> Verdict:
     """Return which kind of transfer the gains show.
 
-    - strong negative: the whole interval is below 0 at *every* λ (max over λ > 0 of TG < 0);
+    - strong negative: the whole interval is below 0 at *every* λ (max over λ > 0 of TG < 0), and several were tried;
     - weak negative: at *some* λ, but not at every one;
     - positive: at no λ, and above 0 at some;
     - otherwise there is not enough evidence.
@@ -93,7 +93,7 @@ def judge(points: Sequence[Gain], confidence: float = CONFIDENCE) -> Verdict:
     References:
         ForkMerge, Definitions 3.2 and 3.3.
     """
-    if all(point.high is not None and point.high < 0 for point in points):
+    if len(points) > 1 and all(point.high is not None and point.high < 0 for point in points):
         return "strong negative"
     strict = 1 - (1 - confidence) / len(points)
     intervals = [_interval(point, confidence if point.weight == 1 else strict) for point in points]
