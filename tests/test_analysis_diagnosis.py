@@ -14,7 +14,7 @@ import forkmerge as fm
 from compare_problem import recipe, test_reads
 from forkmerge.analysis import advice, budget, diagnosis, pieces
 from forkmerge.analysis.lessons import Lesson, SeededSource, take
-from forkmerge.analysis.results import Pictures
+from forkmerge.analysis.results import AuxiliaryFinding, Diagnosis, Pictures
 from forkmerge.analysis.transfer import transfer_curve
 from forkmerge.analysis.verdicts import verdict_table
 from forkmerge.cli import app
@@ -25,6 +25,9 @@ from forkmerge.tables import to_markdown
 COSTS = budget.Costs(alone=0.01, pairs={"a": 0.02, "b": 0.02}, fixed=0.5, loading=1.0)
 PROBE = advice.ProbePlan(100, 50)
 SMALL = budget.Plan(2, (0.5, 1.0), 4, 6, 1, 2, 2, advice.ProbePlan(2, 1), 1, 1.0)
+
+
+GOOD, BAD = (0.09, 0.1, 0.11), (-0.09, -0.1, -0.11)
 
 
 def curve(*gains, weight=1.0):
@@ -133,6 +136,83 @@ def test_advice_follows_full_training_and_else_what_both_estimates_agree_on(gain
     found, reason = advice.advise(curve(*gains), advice.affinity(trials, "a"))
     assert found == advised
     assert reason
+
+
+def curve_over(gains):
+    scores = {weight: dict(enumerate(values)) for weight, values in gains.items()}
+    return transfer_curve(scores, dict.fromkeys(range(3), 0.0), target="t", auxiliary="a")
+
+
+@pytest.mark.parametrize(
+    ("gains", "advised", "reason"),
+    [
+        ({0.25: BAD, 1.0: BAD}, "drop", "it hurts at every λ that was tried"),
+        ({0.25: GOOD, 1.0: BAD}, "down-weight", "it hurts at λ = 1, and the mean gain at λ = 0.25 is positive"),
+        ({0.25: BAD, 1.0: GOOD}, "use", "it helps at λ = 1"),
+        ({0.25: BAD, 1.0: (-0.5, 0.1, 0.5)}, "undecided", "the runs show no clear effect"),
+        ({0.25: GOOD, 1.0: (-0.5, 0.0, 0.4)}, "down-weight", "helps at a smaller λ than 1, and no gain shows at λ = 1"),
+        ({0.25: GOOD, 1.0: (-0.4, 0.0, 0.5)}, "use", "helps at a smaller λ than 1, and leans towards"),
+        ({0.25: BAD, 1.0: (-0.5, 0.0, 0.4)}, "drop", "it hurts at some λ, and no λ that was tried has a positive"),
+        ({1.0: BAD}, "drop", "it hurts at λ = 1, and no λ that was tried has a positive mean gain"),
+        ({0.25: GOOD, 1.0: (0.1, math.nan, 0.1)}, "down-weight", "training with it diverged at λ = 1, and the mean"),
+    ],
+)
+def test_advice_says_of_the_plain_sum_only_what_its_own_gains_show(gains, advised, reason):
+    found, why = advice.advise(curve_over(gains), None)
+    assert found == advised
+    assert reason in why
+
+
+def test_shortened_runs_leave_the_advice_to_the_probe():
+    bad = curve_over({0.25: BAD, 1.0: BAD})
+    assert advice.advise(bad, None, is_whole=False)[0] == "undecided"
+    better, worse = (advice.Affinity("a", m, m - 0.1, m + 0.1) for m in (0.2, -0.2))
+    assert advice.advise(bad, better, is_whole=False)[0] == "use"
+    assert advice.advise(bad, worse, is_whole=False)[0] == "down-weight"
+    assert advice.advise(bad, replace(worse, high=0.1), is_whole=False)[0] == "undecided"
+    assert advice.advise(curve_over({1.0: GOOD}), replace(better, low=-0.1), is_whole=False)[0] == "use"
+
+
+def test_a_score_is_judged_relative_to_itself_and_without_the_tolerance_of_losses(monkeypatch):
+    monkeypatch.setattr(advice, "reads_heldout", lambda *rest: False)
+    one = recipe(0).problem.with_target("aux")
+    scores = iter([-2.0, -2.0, -2.5, -2.4, -1.0, -1.0])
+    monkeypatch.setattr(advice, "measure", lambda *rest, **options: {"loss": -next(scores)})
+    trials = advice.probe(replace(recipe(0), problem=one), advice.ProbePlan(3, 2), seed=0)
+    assert [trial.effect for trial in trials] == pytest.approx([-0.225, 0.5])
+    assert {trial.measure for trial in trials} == {"score"}
+    small = advice.affinity([advice.Trial("a", 1.0, s, e, "score") for s, e in enumerate((-0.01, -0.02, -0.015))], "a")
+    assert advice.advise(None, small) == (
+        "down-weight",
+        "short trials with it worsen the target's score on validation data",
+    )
+
+
+def test_a_metric_that_is_not_a_number_does_not_end_a_diagnosis(tmp_path, monkeypatch):
+    planned(monkeypatch, replace(SMALL, steps=6))
+
+    def spoiled(piece, tell):
+        found = pieces.do(piece)
+        if piece.kind == "transfer" and piece.seed == 1 and piece.auxiliary == "odd":
+            return {**found, "metrics": {"validation": dict.fromkeys(found["metrics"]["validation"])}}
+        return found
+
+    monkeypatch.setattr(diagnosis, "do", spoiled)
+    found = diagnosis.diagnose(fm.load_recipe("compare_problem:recipe"), tmp_path / "d", budget=1)
+    assert [finding.advice for finding in found.findings][1] == "drop"
+    assert "diverged" in found.findings[1].reason
+    table = verdict_table(diagnosis.read_diagnosis(tmp_path / "d"))
+    assert [cell.text for cell in table.rows[1]].count("diverged") == 2
+
+
+def test_only_gains_have_a_colour():
+    findings = [AuxiliaryFinding("a", curve(*GOOD), None, None, None, 0.2, "use", "why", "score")]
+    table = verdict_table(Diagnosis("t", tuple(findings), {}))
+    assert [c.name for c in table.columns if c.signed and not c.is_neutral] == ["TG at the best λ", "TG at λ = 1"]
+    notes = "\n".join(table.notes)
+    assert "relative rise of its validation score" in notes
+    assert "own sampling error no interval holds" in notes
+    assert "not corrected for that choice" in notes
 
 
 def test_a_diagnosis_does_every_piece_once_and_reads_no_test_split(tmp_path, monkeypatch):

@@ -95,7 +95,7 @@ def _overall_table(summary: Summary) -> Table:
     columns = [Column("method", is_words=True), *(Column(f"Δ {target}", **percent) for target in targets)]  # type: ignore[arg-type]
     columns += _paired_columns(summary, "Δ_m")
     columns += [Column("B"), Column("Δ_m/(B−1)", **percent)]  # type: ignore[arg-type]
-    columns += [Column("time ×", decimals=2), Column("memory", decimals=1, signed=True)]
+    columns += [Column("time ×", decimals=2), Column("memory", decimals=1, signed=True, is_neutral=True)]
     notes = [
         f"Δ_m: mean over {len(summary.targets)} target{'s' * (len(summary.targets) != 1)} of Δ, in per cent.",
         _SPLITS[summary.split],

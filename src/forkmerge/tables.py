@@ -64,6 +64,7 @@ class Column:
         scale: What numbers are multiplied with, such as 100 for per cent.
         decimals: Digits behind the point; None for as many as the largest number needs.
         signed: Whether positive numbers have a sign.
+        is_neutral: Whether that sign is neither good nor bad, so that a page gives it no colour.
         is_words: Whether its cells are words, which stand on the left.
     """
 
@@ -73,6 +74,7 @@ class Column:
     decimals: int | None = None
     signed: bool = False
     is_words: bool = False
+    is_neutral: bool = False
 
     @property
     def title(self) -> str:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from statistics import fmean
+from typing import Literal
 
 from torch import nn
 
@@ -39,7 +40,9 @@ SHARE = 0.1
 
 TOLERANCE = 0.05
 """A relative rise of the target's loss that is no sign of negative transfer: unrelated tasks cost about so much while
-they are new. Chosen on the demo's problem with 20 to 600 labels."""
+they are new. Chosen on the demo's problem with 20 to 600 labels. Scores have none: their units differ."""
+
+Measure = Literal["loss", "score"]
 
 _LOOKS = (0.5, 0.75, 1.0)  # a trial is judged over its second half: one batch more or less moves a loss
 
@@ -91,14 +94,16 @@ class Trial(Result):
         auxiliary: The auxiliary.
         weight: λ.
         seed: The seed.
-        effect: How much better the target is with it: the relative fall of its loss on validation examples, or the
-            difference of scores where its stream cannot read them; the mean over the second half of the trial.
+        effect: How much better the target is with it, relative to without it; the mean over the second half of the
+            trial.
+        measure: What got better: its "loss" on validation examples, or its "score" where its stream cannot read them.
     """
 
     auxiliary: str
     weight: float
     seed: int
     effect: float
+    measure: Measure = "loss"
 
 
 def probe(recipe: Recipe, plan: ProbePlan, seed: int) -> list[Trial]:
@@ -115,12 +120,13 @@ def probe(recipe: Recipe, plan: ProbePlan, seed: int) -> list[Trial]:
         train = partial(train_branch, bench, problem, training=training, seed=seed)
         trunk = bench.initial()
         train(Mixture(ALONE, {problem.target: 1.0}), trunk, steps=plan.prefix)
-        by_loss = reads_heldout(model, problem, seed)
+        measured: Measure = "loss" if reads_heldout(model, problem, seed) else "score"
         criterion = Criterion(problem.target_validation.directions)
+        is_relative = measured == "score" and criterion.needs_reference  # such scores are relative changes already
 
         def judged() -> float:
             nonlocal criterion
-            if by_loss:
+            if measured == "loss":
                 return -heldout_loss(model, problem, seed=seed)
             metrics = measure(model, problem.target_validation, seed=seed)
             if criterion.needs_reference:
@@ -139,14 +145,14 @@ def probe(recipe: Recipe, plan: ProbePlan, seed: int) -> list[Trial]:
         looks = sorted({max(round(share * plan.steps), 1) for share in _LOOKS})
         base = outcomes({})
         return [
-            Trial(auxiliary, weight, seed, _effect(outcomes({auxiliary: weight}), base, by_loss))
+            Trial(auxiliary, weight, seed, _effect(outcomes({auxiliary: weight}), base, is_relative), measured)
             for auxiliary in problem.auxiliaries
             for weight in plan.weights
         ]
 
 
-def _effect(values: Sequence[float], base: Sequence[float], by_loss: bool) -> float:
-    scales = [abs(b) if by_loss and b else 1.0 for b in base]
+def _effect(values: Sequence[float], base: Sequence[float], is_relative: bool) -> float:
+    scales = [1.0 if is_relative or not b else abs(b) for b in base]
     return fmean((value - b) / scale for value, b, scale in zip(values, base, scales, strict=True))
 
 
@@ -172,55 +178,80 @@ class Affinity(Result):
         mean: Mean effect over seeds.
         low: Lower end of its confidence interval; None for one seed.
         high: Upper end.
+        measure: What effects are of.
     """
 
     auxiliary: str
     mean: float
     low: float | None
     high: float | None
+    measure: Measure = "loss"
 
     @property
     def is_negative(self) -> bool:
         """Whether negative transfer is predicted."""
-        return not self.mean >= -TOLERANCE
+        return not self.mean >= -(TOLERANCE if self.measure == "loss" else 0.0)
 
 
 def affinity(trials: Sequence[Trial], auxiliary: str, weight: float = 1.0, confidence: float = CONFIDENCE) -> Affinity:
     """Return the mean effect of an auxiliary over seeds, with its interval."""
-    effects = {trial.seed: trial.effect for trial in trials if trial.auxiliary == auxiliary and trial.weight == weight}
+    mine = [trial for trial in trials if trial.auxiliary == auxiliary and trial.weight == weight]
+    effects, measured = {trial.seed: trial.effect for trial in mine}, mine[0].measure if mine else "loss"
     finite = {seed: value for seed, value in effects.items() if math.isfinite(value)}
     paired = compare_paired(finite, dict.fromkeys(finite, 0.0), confidence)
     if paired is None or len(finite) < len(effects):  # a trial that diverged is as bad as can be
-        return Affinity(auxiliary, -math.inf, None, None)
-    return Affinity(auxiliary, fmean(finite.values()), paired.low, paired.high)
+        return Affinity(auxiliary, -math.inf, None, None, measured)
+    return Affinity(auxiliary, paired.mean, paired.low, paired.high, measured)
 
 
-def advise(curve: TransferCurve | None, estimate: Affinity | None) -> tuple[Advised, str]:
+def advise(curve: TransferCurve | None, estimate: Affinity | None, *, is_whole: bool = True) -> tuple[Advised, str]:
     """Return what to do with an auxiliary, and why.
 
     What full training has shown counts first. Where it leaves a doubt, or was not done, the probe decides, if its
-    whole interval lies on one side of zero.
+    whole interval lies on one side of zero. Shortened runs from scratch decide nothing, and count only where they
+    lean towards an auxiliary: in their first steps nearly every one looks harmful.
+
+    Args:
+        curve: TG(λ) with the auxiliary.
+        estimate: What the probe says.
+        is_whole: Whether the runs behind the curve had all their steps.
     """
-    if curve is not None and curve.verdict != "not enough evidence":
-        best, plain = curve.best, curve.points[-1]
-        if curve.verdict == "strong negative":
-            return "drop", "it hurts at every λ that was tried"
-        if curve.verdict == "positive" and plain.mean > 0:
-            return "use", f"it helps at λ = {best.weight:g}, and does no harm at λ = {plain.weight:g}"
-        if best.mean > 0:
-            return "down-weight", f"it hurts at λ = {plain.weight:g}, less or not at λ = {best.weight:g}"
-        return "drop", f"it hurts at some λ, and helps at none (best: λ = {best.weight:g})"
+    if curve is not None and is_whole and (shown := _shown(curve)) is not None:
+        return shown
     if estimate is None:
-        return "undecided", "the runs show no clear effect"
+        return "undecided", "the runs show no clear effect" if is_whole else "shortened runs decide nothing"
     if not math.isfinite(estimate.mean):
-        return "drop", "training with it diverged"
+        return "drop", "short trials with it diverged"
     lean = 0.0 if curve is None else round(curve.points[-1].mean, 9)  # what rounding leaves of nothing is nothing
+    lean = lean if is_whole else max(lean, 0.0)
     if estimate.low is not None and estimate.low > 0 and lean >= 0:
-        return "use", "short trials with it lower the target's loss on validation data"
+        return "use", f"short trials with it improve the target's {estimate.measure} on validation data"
     if estimate.high is not None and estimate.high < 0 and estimate.is_negative and lean <= 0:
-        return "down-weight", "short trials with it raise the target's loss on validation data"
+        return "down-weight", f"short trials with it worsen the target's {estimate.measure} on validation data"
     if lean > 0 and not estimate.is_negative:
         return "use", "runs and short trials lean towards it, though not beyond doubt"
     if lean < 0 and estimate.is_negative:
         return "down-weight", "runs and short trials lean against it, though not beyond doubt"
     return "undecided", "runs and short trials show no clear effect, or differ"
+
+
+def _shown(curve: TransferCurve) -> tuple[Advised, str] | None:
+    """What whole runs show; the largest λ, the plain sum of losses, counts first. None where they leave a doubt."""
+    best, plain = curve.best, curve.points[-1]
+    diverged, at = plain.mean == -math.inf, f"λ = {plain.weight:g}"
+    if curve.verdict == "strong negative":
+        return "drop", "it hurts at every λ that was tried"
+    if diverged or (plain.high is not None and plain.high < 0):
+        harm = f"training with it diverged at {at}" if diverged else f"it hurts at {at}"
+        if best.mean > 0:
+            return "down-weight", f"{harm}, and the mean gain at λ = {best.weight:g} is positive"
+        return "drop", f"{harm}, and no λ that was tried has a positive mean gain"
+    if plain.low is not None and plain.low > 0:
+        return "use", f"it helps at {at}"
+    if curve.verdict == "positive" and plain.mean > 0:
+        return "use", f"it helps at a smaller λ than {plain.weight:g}, and leans towards helping at {at}"
+    if curve.verdict == "positive":
+        return "down-weight", f"it helps at a smaller λ than {plain.weight:g}, and no gain shows at {at}"
+    if curve.verdict == "weak negative" and best.mean <= 0:
+        return "drop", "it hurts at some λ, and no λ that was tried has a positive mean gain"
+    return None

@@ -96,7 +96,7 @@ def conclude(
     for task in problem.auxiliaries:
         curve = curve_of(grades, problem.target, task)
         estimate = affinity(trials, task) if trials else None
-        advice, reason = advise(curve, estimate)
+        advice, reason = advise(curve, estimate, is_whole=plan.steps == plan.full_steps)
         findings.append(
             AuxiliaryFinding(
                 auxiliary=task,
@@ -107,13 +107,17 @@ def conclude(
                 affinity=None if estimate is None else estimate.mean,
                 advice=advice,
                 reason=reason,
+                measure="loss" if estimate is None else estimate.measure,
             )
         )
     steps = [OneStepGains.from_json(v) for result in by_kind.get("gradients", []) for v in result["one_step"]]
     pictures = next(map(Pictures.from_json, by_kind.get("pictures", [])), Pictures())
     notes = ["Gains are differences of validation scores; the test split was not read."]
     if plan.steps < plan.full_steps:
-        notes.append(f"Runs were shortened to {plan.steps} of {plan.full_steps} steps: a larger budget says more.")
+        notes.append(
+            f"Runs were shortened to {plan.steps} of {plan.full_steps} steps, where nearly every auxiliary looks "
+            "harmful: the short trials decide the advice, and a larger budget says more."
+        )
     return Diagnosis(
         target=problem.target,
         findings=tuple(findings),

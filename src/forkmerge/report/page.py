@@ -211,7 +211,7 @@ def _cell(column: Column, cell: Cell, text: str) -> str:
         classes.append("best")
     if len(text) > _LONGEST_LINE:
         classes.append("long")
-    if column.signed:
+    if column.signed and not column.is_neutral:
         classes += _sign(cell, text)
     shown = _text(text)
     if cell.text in _PILLS:
