@@ -821,3 +821,31 @@ class TestRun:
         assert all(parameter.grad is None for parameter in net.parameters())
         starts = [p.untyped_storage().data_ptr() for p in net.parameters()]
         assert len(set(starts)) == len(starts)
+
+
+class TestConfidence:
+    """The target-only branch stays unless the merge is surely better."""
+
+    def run(self, confidence: float | None, **options: Any) -> Run:
+        algorithm = fm.ForkMerge(**{"interval": 4, "search": fm.Fixed(), **options}, confidence=confidence)
+        return fit(algorithm, shared_problem(metrics=fm.nll))
+
+    def test_what_the_search_found_counts_if_it_wins_often_enough(self) -> None:
+        plain, sure = self.run(None), self.run(0.001)
+        assert all(r.coefficients["alone"] == 0.5 for r in plain.rounds)
+        assert same_bits(plain, sure)
+        assert [r.certainty for r in plain.rounds] == [None] * 3
+
+    def test_otherwise_it_is_training_on_the_target_alone(self) -> None:
+        run = self.run(0.999999)
+        assert [r.coefficients["alone"] for r in run.rounds] == [1.0] * 3
+        assert [r.score for r in run.rounds] == [r.branches["alone"].score for r in run.rounds]
+        assert all(r.metrics == r.branches["alone"].metrics for r in run.rounds)
+        assert same_bits(run, fit(fm.SingleTask(interval=4), shared_problem(metrics=fm.nll)))
+        assert all(r.certainty is None or r.certainty < 0.999999 for r in run.rounds)
+        assert any(r.certainty is not None for r in run.rounds)
+
+    def test_a_metric_that_does_not_add_up_is_refused_before_training(self, monkeypatch: Any) -> None:
+        with counting_steps(monkeypatch) as trained, pytest.raises(fm.ProblemError, match="metrics that add up"):
+            fit(fm.ForkMerge(interval=4, confidence=0.9))
+        assert trained == []

@@ -474,3 +474,17 @@ def test_the_operations_of_a_chunk_are_counted_once_in_a_run(monkeypatch: pytest
     monkeypatch.setattr(_judge, "turn_length", lambda *rest: calls.append(1) or 1)
     fit(fm.ForkMerge("per_auxiliary", interval=4), problem(), seeded(plain_net), optimizer=SGD)
     assert calls == [1]
+
+
+def test_certainty_is_the_share_of_resamples_that_are_won():
+    bout = Bout(1, fm.nll, size=60, branches=2)
+    course = bout.course()
+    with evaluating(bout.model):
+        both = [course.certainty(*pair, seed=5) for pair in (((1.0, 0.0), (0.0, 1.0)), ((0.0, 1.0), (1.0, 0.0)))]
+        mixed = course.certainty((0.5, 0.5), (0.5, 0.5), seed=5)
+    assert sum(both) == 1.0  # nothing ties
+    assert mixed == 0.0  # nothing beats itself
+    costs = [course._all_costs(each)[:, 0] for each in ((1.0, 0.0), (0.0, 1.0))]
+    gaps = (costs[1] - costs[0]).double()
+    z = gaps.mean() / (gaps.std(correction=0) / len(gaps) ** 0.5)
+    assert both[0] == pytest.approx(torch.distributions.Normal(0.0, 1.0).cdf(z).item(), abs=0.05)

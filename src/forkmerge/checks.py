@@ -16,7 +16,7 @@ from forkmerge.feed import batches
 from forkmerge.mixtures import check_mixtures, reference_branch, scale_auxiliaries
 from forkmerge.order import derive, random_state_kept, set_random_state
 from forkmerge.problem import Context, Problem, Stream
-from forkmerge.scoring import Criterion, device_of, measure, modes_kept
+from forkmerge.scoring import CostReader, Criterion, adds_up, device_of, measure, modes_kept
 
 
 def check_run(problem: Problem, model: nn.Module, training: Training, settings: Any, seed: int) -> None:
@@ -36,6 +36,12 @@ def check_run(problem: Problem, model: nn.Module, training: Training, settings: 
     mixtures = [scale_auxiliaries(m, problem.target, settings.auxiliary_scale) for m in mixtures]
     check_mixtures(problem, mixtures)
     check_search(settings, len(mixtures))
+    validation = problem.target_validation
+    if settings.confidence is not None and not (adds_up(validation) and CostReader(validation, seed).falls_with_costs):
+        raise ProblemError(
+            "confidence draws validation examples anew, so it needs metrics that add up over examples, such as "
+            "fm.accuracy or fm.nll: measure those, or leave it out."
+        )
     check_method(problem, training, mixtures)
     directions = problem.target_validation.directions
     criterion = Criterion(directions)

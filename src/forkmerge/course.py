@@ -67,6 +67,25 @@ class Course:
         runner = self._entrants.get(coefficients)
         return self.values(runner.sums) if runner is not None and runner.done == len(self.indices) else {}
 
+    def certainty(self, ours: Coefficients, theirs: Coefficients, seed: int, resamples: int = 1000) -> float:
+        """Return how often one candidate beats another when the examples are drawn anew, with replacement.
+
+        Args:
+            ours: A candidate or a single branch.
+            theirs: Another.
+            seed: Of the draws.
+            resamples: How many.
+        """
+        draw = torch.Generator().manual_seed(seed)
+        costs = torch.stack([self._all_costs(each)[self.indices] for each in (ours, theirs)])  # [2, n, metrics]
+        counts, size, wins = self.counts[self.indices], len(self.indices), 0
+        for _ in range(resamples):
+            chosen = torch.randint(size, (size,), generator=draw)
+            totals = counts[chosen].sum(0).tolist()
+            ahead, behind = (self.score(sums, totals) for sums in costs[:, chosen].sum(1).tolist())
+            wins += ahead > behind
+        return wins / resamples
+
     @property
     def examples(self) -> dict[str, int]:
         """Examples `evaluated`; the lower `bound`; and what one `full` pass per candidate takes."""
@@ -77,14 +96,22 @@ class Course:
             "full": len(runners) * len(self.indices),
         }
 
-    def values(self, sums: Sequence[float]) -> dict[str, float]:
-        """Return the metrics from sums of costs over (some of) the examples."""
-        metrics = self.reader.metrics.items()
-        return {name: m.value(s, n) for (name, m), s, n in zip(metrics, sums, self.totals, strict=True)}
+    def values(self, sums: Sequence[float], totals: Sequence[float] | None = None) -> dict[str, float]:
+        """Return the metrics from sums of costs over (some of) the examples; counts are those of all, or `totals`."""
+        columns = zip(self.reader.metrics.items(), sums, totals or self.totals, strict=True)
+        return {name: metric.value(cost, count) for (name, metric), cost, count in columns}
 
-    def score(self, sums: Sequence[float]) -> float:
+    def score(self, sums: Sequence[float], totals: Sequence[float] | None = None) -> float:
         """Return the score from sums of costs; over some of the examples, an upper bound of it."""
-        return self.criterion.score(self.values(sums))
+        return self.criterion.score(self.values(sums, totals))
+
+    def _all_costs(self, coefficients: Coefficients) -> Tensor:
+        """Return the costs of a candidate, evaluating what no race has asked for."""
+        if coefficients not in self._known:
+            runner = self._entrants.get(coefficients) or self.enter(coefficients, ())
+            while not runner.is_complete:
+                runner.extend()
+        return self._costs(coefficients).costs
 
     def _costs(self, coefficients: Coefficients) -> Costs:
         return self._known[coefficients] if coefficients in self._known else self._entrants[coefficients].rows

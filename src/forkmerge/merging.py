@@ -39,6 +39,7 @@ class Merge:
         candidates: Every combination tried, with its score, in order; on the sub-sample where one is used.
         unfinished: Positions in `candidates` of those that lost a race, whose scores are upper bounds.
         faults: Why a branch was given coefficient 0 without a trial, by branch name.
+        certainty: How often the winner of the search beats the target-only branch on examples drawn anew, if asked.
     """
 
     coefficients: dict[str, float]
@@ -47,6 +48,7 @@ class Merge:
     candidates: list[tuple[dict[str, float], float]] = field(default_factory=list)
     unfinished: list[int] = field(default_factory=list)
     faults: dict[str, str] = field(default_factory=dict)
+    certainty: float | None = None
 
 
 def find_merge(

@@ -73,6 +73,8 @@ class Round:
         metrics: The target's metrics behind `score`.
         examples: What a race of candidates took, in examples: `evaluated`, the lower `bound` of any race in the same
             order, and `full`, one pass per candidate. Empty where every candidate took a full pass.
+        certainty: Share of resamples in which the winner of the search beat the target-only branch, where
+            `confidence` asks for it.
     """
 
     index: int
@@ -89,6 +91,7 @@ class Round:
     seconds: dict[str, float] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     examples: dict[str, int] = field(default_factory=dict)
+    certainty: float | None = None
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Round:

@@ -46,6 +46,8 @@ class ForkMerge(Settings, Algorithm):
         floor: Also train an unmerged target-only run, and return it if it validates better.
         keep_branches: Keep every round's branches on disk, for later questions.
         method: How the tasks inside a branch are combined: a loss-weighting or gradient method, or its name.
+        confidence: Keep the target-only branch unless the merge beats it in that share of resamples of the validation
+            examples, e.g. 0.9; against chance on few examples. For metrics that add up over examples.
 
     Example:
         >>> import forkmerge as fm

@@ -15,6 +15,7 @@ from forkmerge.execution import Crew
 from forkmerge.measuring import Question
 from forkmerge.merging import Blender, Merge, find_merge, recompute_statistics, synchronise
 from forkmerge.mixtures import is_target_only, task_relevance
+from forkmerge.order import derive
 from forkmerge.run import BranchRecord, Candidate, Round
 from forkmerge.scoring import evaluating
 from forkmerge.state import State
@@ -57,12 +58,13 @@ class Merger:
                 course=course,
                 faults=faults,
             )
+            track = raced[0] if raced else None
+            self._doubt(progress, found, track, index)
         searched = time.perf_counter()
         rank = ranked - started + sum(self.judge.seconds(state) for state in entering)
         floor_score = self.judge.score(progress.floor, remeasure=False) if progress.floor is not None else None
         coefficients = tuple(found.coefficients.get(name, 0.0) for name in names)
         result = self._record(progress, entering, found, floor_score)
-        track = raced[0] if raced else None
         result.examples.update({} if track is None else track.examples)
         result.metrics.update(self._metrics(progress, entering, coefficients, track, full))
         for name, reason in found.faults.items():
@@ -75,6 +77,19 @@ class Merger:
         merge = time.perf_counter() - merging
         result.seconds.update(train=progress.seconds, rank=rank, search=searched - started - rank, merge=merge)
         return result
+
+    def _doubt(self, progress: Progress, found: Merge, track: Course | None, index: int) -> None:
+        """Take the target-only branch instead if the merge is not surely better, where `confidence` asks for that."""
+        alone = next((m.name for m in progress.mixtures if is_target_only(m, self.target)), None)
+        if self.settings.confidence is None or track is None or alone is None:
+            return
+        if alone in found.faults or found.coefficients[alone] == 1.0:
+            return
+        single = {name: float(name == alone) for name in found.coefficients}
+        seed = derive(self.crew.job.seed, "confidence", index)
+        found.certainty = track.certainty(tuple(found.coefficients.values()), tuple(single.values()), seed)
+        if found.certainty < self.settings.confidence:
+            found.coefficients, found.score = single, found.branch_scores[alone]
 
     def rank(self, states: Sequence[State]) -> None:
         """Let workers measure states that will be scored, all at once; without workers each waits for its turn."""
@@ -140,6 +155,7 @@ class Merger:
             relevance=task_relevance(found.coefficients, progress.mixtures),
             kept=[],
             floor_score=floor_score if floor_score is None else _finite(floor_score),
+            certainty=found.certainty,
         )
 
     def _blender(self, progress: Progress, entering: list[State]) -> Blender:

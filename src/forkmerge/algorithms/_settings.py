@@ -43,6 +43,7 @@ class Settings:
     floor: bool = False
     keep_branches: bool = False
     method: Method | str | None = None
+    confidence: float | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mixtures", mixtures_from(self.mixtures))
@@ -58,6 +59,10 @@ class Settings:
         scale = self.auxiliary_scale
         if not isinstance(scale, int | float) or not (math.isfinite(scale) and scale > 0):
             raise ProblemError(f"auxiliary_scale must be positive and finite, got {self.auxiliary_scale!r}.")
+
+        sure = self.confidence
+        if sure is not None and (isinstance(sure, bool) or not isinstance(sure, int | float) or not 0 < sure < 1):
+            raise ProblemError(f"confidence must be a number between 0 and 1, such as 0.9, or None, got {sure!r}.")
 
     @property
     def constructor(self) -> Mixtures:
