@@ -17,6 +17,7 @@ from problems import (
     Point,
     evaluation,
     fit,
+    minus_loss,
     noisy_net,
     plain_net,
     quadratic_problem,
@@ -174,6 +175,76 @@ def test_scores_on_some_examples_are_those_of_a_pass_over_them(kept):
     assert score((0.5, 0.5, 0.0)) == pytest.approx(direct, abs=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("settings", "options"),
+    [({"search_examples": 18}, {"seed": 2}), ({"bn": "recompute", "bn_batches": 2}, {"precision": "bfloat16"})],
+)
+def test_a_replay_searches_and_measures_as_the_run_did(kept, tmp_path, settings, options):
+    _, recipe, _ = kept
+    recipe = replace(recipe, algorithm=replace(recipe.algorithm, **settings))
+    run = recipe.fit(folder=tmp_path / "run", **options)
+    for finished in run.searched:
+        found = why.open_round(tmp_path / "run", recipe, finished.index).replay()
+        assert found.chosen == finished.coefficients
+        assert found.score == pytest.approx(finished.score, abs=1e-7)
+
+
+def test_the_model_of_a_round_lies_where_the_recipe_trains(kept, monkeypatch):
+    folder, recipe, _ = kept
+    placed = []
+    monkeypatch.setattr(why, "place_model", lambda model, devices: placed.extend(devices))
+    why.open_round(folder, replace(recipe, options={"devices": ["cpu"]}), 1)
+    assert placed == [torch.device("cpu")]
+
+
+def test_a_faulty_branch_stays_out_of_a_replay(kept):
+    folder, recipe, _ = kept
+    saved = why.open_round(folder, recipe, 2)
+    heaviest = max(saved.record.coefficients, key=saved.record.coefficients.get)
+    branches = saved.record.branches | {heaviest: replace(saved.record.branches[heaviest], fault="diverged")}
+    saved.record = replace(saved.record, branches=branches)
+    assert saved.replay().chosen[heaviest] == 0
+
+
+def error(predictions, targets):
+    return -minus_loss(predictions, targets)
+
+
+def test_metrics_of_a_replay_keep_or_get_their_direction(kept):
+    folder, recipe, _ = kept
+    saved = why.open_round(folder, recipe, 2)
+    plain = saved.replay()
+    for found in (
+        saved.replay(metrics={"nll": error}),
+        saved.replay(metrics=error, higher_is_better={"error": False}),
+    ):
+        assert found.question == "another metric"
+        assert found.chosen == plain.chosen
+        assert found.score == pytest.approx(plain.score, abs=1e-6)
+    assert saved.replay(higher_is_better={"nll": True}).score >= -plain.score
+    with pytest.raises(fm.ProblemError, match="higher_is_better"):
+        saved.replay(metrics=error, higher_is_better={"nll": False})
+
+
+def test_lines_and_planes_go_through_the_branches_of_a_round(kept):
+    folder, recipe, run = kept
+    saved = why.open_round(folder, recipe, 2)
+    plain = saved.replay()
+    line = combinations.loss_line(saved.model, saved.problem, saved.weights("alone", "merge"), points=3)
+    assert line.names == ("alone", "merge")
+    assert line.scores[-1] == pytest.approx(plain.recorded_score, abs=1e-6)
+    gains = combinations.combination_gains(saved.model, saved.problem, saved.weights(), resolution=5)
+    for name, point in zip(saved.names, ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)), strict=True):
+        assert gains.scores[gains.coefficients.index(point)] == pytest.approx(plain.branch_scores[name], abs=1e-6)
+    plane = combinations.loss_plane(
+        saved.model, saved.problem, saved.weights(), marks={"merge": run.searched[1].coefficients}, points=2
+    )
+    assert set(plane.marks) == {"merge"}
+    assert saved.replay() == plain
+    with pytest.raises(fm.ProblemError, match="Known: alone, joint, odd"):
+        saved.weights("alone", "jont")
+
+
 def test_a_branch_taken_away_leaves_the_others_scaled_up(kept):
     folder, recipe, run = kept
     saved = why.open_round(folder, recipe, 2)
@@ -206,6 +277,9 @@ def test_a_round_that_was_not_kept_is_named(kept, tmp_path):
     folder, recipe, _ = kept
     with pytest.raises(fm.StoreError, match="no searched round 7: it has 1 to 2"):
         why.open_round(folder, recipe, 7)
+    other = replace(recipe, problem=replace(recipe.problem, target="aux", validation={"aux": evaluation()}))
+    with pytest.raises(fm.StoreError, match="target 'tgt', the recipe's is 'aux'"):
+        why.open_round(folder, other, 1)
     fit(fm.ForkMerge(BRANCHES, interval=4), folder=tmp_path / "run")
     other = replace(recipe, model=plain_net, problem=shared_problem())
     with pytest.raises(fm.StoreError, match="keeps no branches of round 1"):

@@ -13,23 +13,29 @@ from statistics import fmean
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from forkmerge.algorithms._fit import build_model
+from forkmerge.analysis.combinations import copy_state
 from forkmerge.analysis.merge_results import Counterfactual, Replay, Survival
 from forkmerge.branch import Mixture, Training
-from forkmerge.candidates import Candidates, Coefficients, vertices
+from forkmerge.candidates import Coefficients, vertices
+from forkmerge.devices import check_devices, place_model
 from forkmerge.errors import ProblemError, StoreError, unknown_name
 from forkmerge.measuring import read_metrics
-from forkmerge.merging import Blender, recompute_statistics
+from forkmerge.merging import Blender, Merge, find_merge, recompute_statistics
 from forkmerge.mixtures import is_target_only, reference_branch
-from forkmerge.order import derive
-from forkmerge.problem import Evaluation
+from forkmerge.order import derive, sample_indices
+from forkmerge.problem import Evaluation, Problem
 from forkmerge.recipe import Recipe
 from forkmerge.run import Round, Run
 from forkmerge.scoring import CostReader, Costs, Criterion, measure
-from forkmerge.searches import Search, best_of, search_from
+from forkmerge.searches import Search, search_from
 from forkmerge.state import State
 from forkmerge.store import RunFolder
+
+MERGE = "merge"
+"""Stands for the round's merge where branches are named."""
 
 
 @dataclass
@@ -40,21 +46,48 @@ class SavedRound:
         record: What the run recorded of the round.
         names: The branches.
         target_only: The branch that gains are measured against: the target alone, or the first.
+        problem: The problem, without its test split.
+        search_examples: Size of the sub-sample of validation examples that the run searched on, if it did.
     """
 
     record: Round
     names: tuple[str, ...]
     target_only: str
-    states: list[State]
+    problem: Problem
     blend: Blender
-    evaluation: Evaluation
     criterion: Criterion
     search: Search
+    search_examples: int | None
     seed: int
 
     def __post_init__(self) -> None:
         self._costs: dict[tuple[int, Coefficients], Costs | None] = {}
         self._asked: dict[int, Evaluation] = {}  # alive, so that no other gets the number of one
+
+    @property
+    def evaluation(self) -> Evaluation:
+        """The target's validation data and metrics."""
+        return self.problem.target_validation
+
+    @property
+    def model(self) -> nn.Module:
+        """The module that weights are tried in."""
+        return self.blend.bench.model
+
+    def weights(self, *names: str) -> dict[str, dict[str, Tensor]]:
+        """Return `{branch: state dict}`, as the functions of `forkmerge.analysis.combinations` take it.
+
+        Args:
+            names: Branches, and "merge" for what the round merged them to; all branches where there are none.
+        """
+        points = dict(zip(self.names, vertices(len(self.names)), strict=True))
+        found = {}
+        for name in names or self.names:
+            if name not in points and name != MERGE:
+                raise self._unknown(name)
+            self.blend.bench.release(self.blend(points[name] if name in points else self._recorded()))
+            found[name] = copy_state(self.model)
+        return found
 
     def replay(
         self,
@@ -62,69 +95,62 @@ class SavedRound:
         search: Search | str | Mapping[str, Any] | None = None,
         evaluation: Evaluation | None = None,
         metrics: Any = None,
+        higher_is_better: Mapping[str, bool] | None = None,
         indices: Sequence[int] | None = None,
     ) -> Replay:
-        """Search the coefficients again.
+        """Search the coefficients again, as the run did: on a sub-sample if it drew one, without faulty branches.
 
         Args:
             search: Another search.
             evaluation: Other data, e.g. a second validation set.
             metrics: Other metrics of the same data: a metric or `{name: metric}`.
-            indices: Some of the validation examples only.
+            higher_is_better: `{name: bool}` of metrics that do not say so themselves; one that has the name of a
+                metric of the data keeps its direction.
+            indices: Some of the validation examples only, for search and score.
         """
         data = evaluation or self.evaluation
-        if metrics is not None:
-            data = replace(data, metrics=metrics, higher_is_better={})
-        chosen_search = search_from(search) or self.search
-        score = self._scorer(data, indices)
-        tried = Candidates(score)
-        chosen = best_of(chosen_search, tried, len(self.names))
+        if metrics is not None or higher_is_better is not None:
+            data = _measured_by(data, data.metrics if metrics is None else metrics, higher_is_better or {})
+        found = self._find(data, indices, search_from(search) or self.search)
         changed = {
             "search": search is not None,
             "data": evaluation is not None,
-            "metric": metrics is not None,
+            "metric": metrics is not None or higher_is_better is not None,
             "examples": indices is not None,
         }
         words = ", ".join(name for name, is_changed in changed.items() if is_changed)
-        recorded = self._recorded()
         return Replay(
             round=self.record.index,
             question=f"another {words}" if words else "nothing",
             branches=self.names,
             recorded=dict(self.record.coefficients),
-            chosen=dict(zip(self.names, chosen, strict=True)),
-            score=tried(chosen),
-            recorded_score=tried(recorded),
-            branch_scores={n: tried(v) for n, v in zip(self.names, vertices(len(self.names)), strict=True)},
-            evaluations=len(tried.tried),
+            chosen=found.coefficients,
+            score=found.score,
+            recorded_score=self._scorer(data, indices)(self._recorded()),
+            branch_scores=found.branch_scores,
+            evaluations=len(found.candidates),
         )
 
     def without(self, branch: str) -> Counterfactual:
         """Return what the merge would have been had a branch got coefficient 0."""
         if branch not in self.names:
-            raise ProblemError(f"round {self.record.index}: " + unknown_name("branch", branch, self.names))
+            raise self._unknown(branch)
         out, score, recorded = self.names.index(branch), self._scorer(self.evaluation, None), self._recorded()
         others = [i for i in range(len(self.names)) if i != out]
         if not others:
             raise ProblemError(f"{branch!r} is the only branch of round {self.record.index}.")
         left = math.fsum(recorded[i] for i in others)
         scaled = tuple(0.0 if i == out else recorded[i] / left for i in range(len(recorded))) if left else None
-
-        def expand(coefficients: Coefficients) -> Coefficients:
-            given = dict(zip(others, coefficients, strict=True))
-            return tuple(given.get(i, 0.0) for i in range(len(self.names)))
-
-        tried = Candidates(lambda coefficients: score(expand(coefficients)))
         search = self.search if self._serves(len(others)) else search_from("greedy")
         assert search is not None
-        chosen = best_of(search, tried, len(others))
+        found = self._find(self.evaluation, None, search, without=branch)
         return Counterfactual(
             round=self.record.index,
             branch=branch,
             score=score(recorded),
             without=math.nan if scaled is None else score(scaled),
-            searched=tried(chosen),
-            coefficients=dict(zip(self.names, expand(chosen), strict=True)),
+            searched=found.score,
+            coefficients=found.coefficients,
         )
 
     def survival(self, *, splits: int = 20, seed: int = 0) -> Survival:
@@ -145,12 +171,38 @@ class SavedRound:
             halves = sorted(order[: size // 2]), sorted(order[size // 2 :])
             for one, other in (halves, halves[::-1]):
                 score, check = self._scorer(self.evaluation, one), self._scorer(self.evaluation, other)
-                chosen = best_of(self.search, Candidates(score), len(self.names))
+                chosen = tuple(self._find(self.evaluation, one, self.search).coefficients.values())
                 seen.append(score(chosen) - score(base))
                 unseen.append(check(chosen) - check(base))
         means = fmean(seen), fmean(unseen)
         kept = means[1] / means[0] if means[0] > 0 else None
         return Survival(self.record.index, tuple(seen), tuple(unseen), *means, kept, self.target_only)
+
+    def _find(
+        self, data: Evaluation, indices: Sequence[int] | None, search: Search, without: str | None = None
+    ) -> Merge:
+        """Search as the run did; branches that were faulty, or are left out, get coefficient 0."""
+        self._recorded()  # refuses a round without a merge
+        faults = {name: branch.fault for name, branch in self.record.branches.items() if branch.fault}
+        sampled = None
+        if indices is None and self.search_examples is not None:
+            size = len(data.dataset)  # type: ignore[arg-type]  # checked by Problem
+            sample = sample_indices(size, self.search_examples, self.seed, "validation", self.record.index)
+            sampled = self._scorer(data, sample)
+        find: Any = find_merge  # it looks at states by their scores only, so coefficients can stand for them
+        merge: Merge = find(
+            self.names,
+            vertices(len(self.names)),
+            search=search,
+            score=self._scorer(data, indices),
+            blend=lambda coefficients: coefficients,
+            search_score=sampled,
+            faults=faults if without is None else {**faults, without: "it was left out"},
+        )
+        return merge
+
+    def _unknown(self, branch: str) -> ProblemError:
+        return ProblemError(f"round {self.record.index}: " + unknown_name("branch", branch, self.names))
 
     def _serves(self, branches: int) -> bool:
         try:
@@ -169,7 +221,7 @@ class SavedRound:
     def _scorer(self, data: Evaluation, indices: Sequence[int] | None) -> Any:
         """Return the score of coefficients; what every example costs is found out once where the score adds up."""
         criterion = self.criterion
-        if list(data.directions) != list(criterion.directions):
+        if data.directions != criterion.directions:
             criterion = Criterion(data.directions)
             if criterion.needs_reference:
                 alone = vertices(len(self.names))[self.names.index(self.target_only)]
@@ -192,6 +244,13 @@ class SavedRound:
         return measure(bench.model, data, indices=indices, seed=self.seed)
 
 
+def _measured_by(data: Evaluation, metrics: Any, higher_is_better: Mapping[str, bool]) -> Evaluation:
+    """Return the same data with other metrics."""
+    other = replace(data, metrics=metrics, higher_is_better={})
+    own = {name: sign > 0 for name, sign in data.directions.items() if name in other.metrics}
+    return replace(other, higher_is_better={**own, **higher_is_better})
+
+
 def open_round(folder: str | os.PathLike[str], recipe: Recipe, index: int) -> SavedRound:
     """Return the saved branches of a round, ready for questions.
 
@@ -206,6 +265,11 @@ def open_round(folder: str | os.PathLike[str], recipe: Recipe, index: int) -> Sa
         raise StoreError(f"{os.fspath(folder)} is not finished: only finished runs can be asked.")
     known = {item.name for item in fields(Run)}
     run = Run.from_json({key: value for key, value in result.items() if key in known})
+    if run.target != recipe.problem.target:
+        raise StoreError(
+            f"{os.fspath(folder)} trained for the target {run.target!r}, the recipe's is {recipe.problem.target!r}: "
+            f"pass replace(recipe, problem=recipe.problem.with_target({run.target!r}))."
+        )
     record = next((r for r in run.searched if r.index == index), None)
     if record is None:
         raise StoreError(f"{os.fspath(folder)} has no searched round {index}: it has 1 to {len(run.searched)}.")
@@ -215,9 +279,11 @@ def open_round(folder: str | os.PathLike[str], recipe: Recipe, index: int) -> Sa
     training = Training(
         recipe.optimizer,
         scheduler=recipe.options.get("scheduler"),
-        channels_last=store.config["training"]["channels_last"],
+        **{name: store.config["training"][name] for name in ("precision", "channels_last")},
     ).over(run.steps)
-    bench = training.bench(build_model(recipe.model, seed))
+    model = build_model(recipe.model, seed)
+    place_model(model, check_devices(recipe.options.get("devices")))
+    bench = training.bench(model)
     states = [bench.place(State.from_value(value)) for value in saved.values()]
 
     def refresh(state: State) -> None:
@@ -236,10 +302,10 @@ def open_round(folder: str | os.PathLike[str], recipe: Recipe, index: int) -> Sa
         record=record,
         names=tuple(saved),
         target_only=alone,
-        states=states,
+        problem=problem,
         blend=Blender(bench, states, states[0].clone(), refresh),
-        evaluation=problem.target_validation,
         criterion=criterion,
         search=settings.search_for(len(states)),
+        search_examples=settings.search_examples,
         seed=seed,
     )
