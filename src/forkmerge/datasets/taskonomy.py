@@ -63,9 +63,13 @@ def recipe(
 
 
 def small_network(classes: int, width: int = 16) -> DenseModel:
-    """Return a small encoder whose last map has an eighth of the image's size, and a small pyramid per task."""
+    """Return a small encoder whose last map has an eighth of the image's size, and a small pyramid per task.
+
+    Dropout is 0.1 in place of the usual 0.5, for a network of 16 channels.
+    """
     outputs = {"segmentation": classes, "depth": 1, "normal": 3}
-    return DenseModel(SmallConvNet(width, pool=False), outputs, rates=(1, 2, 3), width=width)
+    encoder = SmallConvNet(width, pool=False)
+    return DenseModel(encoder, outputs, rates=(1, 2, 3), width=width, dropout=0.1, normalised_mean=False)
 
 
 def problem(
