@@ -38,6 +38,13 @@ def test_importing_the_package_loads_no_heavy_library():
     assert not HEAVY & set(loaded.split())
 
 
+def test_what_images_install_serves_the_code():
+    text = "".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
+    modules = {"pillow": "PIL"}
+    for name in PYPROJECT["project"]["optional-dependencies"]["vision"]:
+        assert re.search(rf"\b{modules.get(name, name)}\b", text), name
+
+
 def test_the_version_is_the_same_everywhere():
     citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     cited = re.search(r"^version: (\S+)$", citation, flags=re.MULTILINE)
