@@ -196,6 +196,14 @@ def test_equal_compute_adds_what_the_same_compute_buys(tmp_path):
     assert not any(o.error for o in found)
 
 
+def test_pruned_branches_are_not_counted_among_those_left(tmp_path):
+    found = compared(tmp_path, planned(methods="forkmerge-aux[prune_to=2],forkmerge-aux", seeds=1))
+    left = {o.method: (o.branches, o.branches_left) for o in found}
+    assert left.pop("forkmerge-aux[prune_to=2]")[0] == 3
+    assert {o.branches_left for o in found if "prune" in o.method} <= {1, 2}
+    assert left == {"stl": (1, 1), "forkmerge-aux": (3, 3)}
+
+
 def test_processes_change_nothing_but_time(tmp_path):
     comparison = planned(targets="all", settings={"arguments": {"broken": 1}})
     run_comparison(comparison, tmp_path / "here", workers=1)

@@ -63,6 +63,16 @@ def test_gain_per_extra_branch_is_the_papers():
     assert costs["stl"].per_branch is None
 
 
+@pytest.mark.parametrize(("counts", "left"), [((6, 3, 3), 3), ((6, 1), 1), ((6, 6), 6), ((), 6), ((1, 1), 6)])
+def test_branches_that_were_pruned_do_not_count(counts, left):
+    """Table 4: six branches pruned to three gain Δ_m / 2 each. A record without rounds has what was forked."""
+    rounds = [{"branches": dict.fromkeys("abcdef"[:count], 0.5)} if count > 1 else {} for count in counts]
+    found = [outcome("stl", "t", 0, {"acc": 1.0}), outcome("a", "t", 0, {"acc": 1.03}, branches=6, rounds=rounds)]
+    cost = summarise(found, plan_of(found)).costs["a"]
+    assert cost.branches == left
+    assert cost.per_branch == (pytest.approx(0.03 / (left - 1)) if left > 1 else None)
+
+
 def test_delta_m_is_the_mean_paired_difference_and_follows_from_the_means():
     values = {"stl": [0.5, 0.6, 0.7], "a": [0.6, 0.6, 0.9], "b": [0.55, 0.7, 0.7]}
     found = [outcome(m, "t", seed, {"acc": v}) for m, row in values.items() for seed, v in enumerate(row)]

@@ -31,7 +31,7 @@ class Outcome:
         metrics: The target's metrics; None in place of a number that is not finite.
         directions: +1 for metrics where higher is better, −1 for the others.
         validation: The target's validation metrics, which choices are made by; empty where nothing was scored.
-        branches: B, or the number of runs that take the place of branches.
+        branches: The branches that were forked, or the number of runs that take their place.
         steps: T.
         seconds: Time of training, validation and merging, over all branches.
         memory: Model sizes that the run's tensors take, activations apart; None if unknown.
@@ -70,6 +70,12 @@ class Outcome:
     def is_complete(self) -> bool:
         """Whether there is a result, and all of it finite."""
         return self.error is None and bool(self.metrics) and None not in self.metrics.values()
+
+    @property
+    def branches_left(self) -> int:
+        """B: the branches of the last round where some were pruned, otherwise all."""
+        counts = [max(len(found.get("branches", ())), 1) for found in self.rounds]
+        return counts[-1] if counts and counts[-1] < counts[0] else self.branches
 
     @property
     def file(self) -> str:

@@ -42,7 +42,7 @@ class Cost:
     """What a method costs.
 
     Args:
-        branches: B, or the number of runs that take the place of branches; 1 for most methods.
+        branches: B, after pruning, or the number of runs that take the place of branches; 1 for most methods.
         per_branch: Δ_m / (B − 1): the gain per extra branch; None for B = 1.
         time: Seconds of a run with its tuning, as a ratio to one run of the baseline.
         tuning: The part of `time` that is tuning.
@@ -214,7 +214,7 @@ def _cost(word: str, outcomes: Sequence[Outcome], overall: Mapping[str, Scores],
     runs = {(o.target, o.seed): o for o in outcomes if o.kind == "final" and o.method == word and o.error is None}
     base = {(o.target, o.seed): o for o in outcomes if o.kind == "final" and o.method == baseline and o.error is None}
     shared = [key for key in runs if key in base]
-    branches = max((run.branches for run in runs.values()), default=1)
+    branches = max((run.branches_left for run in runs.values()), default=1)
     extra = fmean(overall[word].values()) / (branches - 1) if word in overall and branches > 1 else None
     time = tuning = None
     unit = sum(base[key].seconds for key in shared)
