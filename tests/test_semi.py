@@ -185,6 +185,19 @@ class TestLosses:
         for task in ("pi", "mean_teacher"):
             assert losses_of(task, model().eval(), images).item() == 0.0
 
+    def test_the_second_view_of_the_pi_model_is_a_constant(self, images: Tensor) -> None:
+        """The weight of 20 belongs to a gradient through one view; through both it is about twice as large."""
+        net = model(teacher=False).eval()
+        losses = UnlabelledLosses(CropAndFlip(padding=2))
+        found = losses(net, [images], ["pi"], Context(0, 3))["pi"]
+        views = losses.views(images, Context(0, 3).generator)
+        first, second = (net(view, "class").softmax(1) for view in views)
+        expected = (first - second.detach()).square().mean()
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(
+            *(torch.autograd.grad(loss, net.heads["class"].weight)[0] for loss in (found, expected))
+        )
+
     def test_mean_teacher_is_the_squared_difference_of_probabilities(self, images: Tensor) -> None:
         net = model().eval()
         nn.init.normal_(net.teacher.get_submodule("heads.class").weight)

@@ -43,7 +43,7 @@ class UnlabelledLosses:
         preparation: From bytes to the network's input; augmented anew for every view.
         ramp: Steps until a consistency loss has its full weight, which grows as exp(−5 (1 − t/ramp)²); 0 for none.
         threshold: How sure a pseudo-label must be.
-        radius: ε of VAT: 6 for CIFAR-10 and 1 for SVHN.
+        radius: ε of VAT, in units of the prepared image.
         noise: Standard deviation of the noise on exemplars.
         hole: Side of the square cut out of an exemplar, over the image's.
         scales: Factors of tasks' losses, 1 where not given: with `USUAL_SCALES`, equal task weights are the usual ones.
@@ -111,11 +111,17 @@ def exemplar(losses: UnlabelledLosses, model: nn.Module, images: Tensor, generat
 def pi(losses: UnlabelledLosses, model: nn.Module, images: Tensor, generator: Generator) -> Tensor:
     """Π-model: the squared difference of the probabilities of two views.
 
+    Note:
+        The second view is a constant for the gradient, as in the code of Oliver et al., whose weight of 20 belongs to
+        that; Laine and Aila differentiate both, which is twice the gradient on average.
+
     References:
         Laine and Aila, Temporal Ensembling for Semi-Supervised Learning, ICLR 2017, Algorithm 1.
     """
     first, second = losses.views(images, generator)
-    return _difference(model(first, TARGET), model(second, TARGET))
+    with torch.no_grad():
+        goal = model(second, TARGET)
+    return _difference(model(first, TARGET), goal)
 
 
 def mean_teacher(losses: UnlabelledLosses, model: nn.Module, images: Tensor, generator: Generator) -> Tensor:
