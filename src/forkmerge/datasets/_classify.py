@@ -14,7 +14,7 @@ from forkmerge.datasets import augment
 from forkmerge.models import Classifier
 from forkmerge.problem import Context
 
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of published weights
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # what torchvision's weights expect
 
 
 class Preparation(Protocol):
@@ -64,7 +64,8 @@ class ResizedCropAndFlip:
 
     Args:
         size: Side of the network's input.
-        mean: Of every channel; by default what published weights expect.
+        mean: Of every channel; by default ImageNet's, which the authors' scripts take for every network. Weights of
+            ViT-Base trained on ImageNet-21K were trained with 0.5 and 0.5 instead.
         std: Of every channel.
     """
 

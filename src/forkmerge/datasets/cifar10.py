@@ -27,7 +27,9 @@ CLASSES, SIDE = 10, 32
 LABELS, VALIDATION, TRAINING, TEST = 4000, 5000, 50_000, 10_000
 SOURCE = "the CIFAR-10 page of the University of Toronto (binary version)"
 PREPARATION = CropAndFlip(mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616))
-RADIUS = 6.0  # ε of VAT, for images of this preparation
+# ε of VAT of Oliver et al., NeurIPS 2018. Theirs is for images after ZCA, with Gaussian noise on the input; ours have
+# every channel scaled and no noise, so the same ε is another share of an image.
+RADIUS = 6.0
 _BATCHES = [f"data_batch_{number}" for number in range(1, 6)]
 _ROW = 1 + 3 * SIDE * SIDE  # a class and three planes of a colour each
 

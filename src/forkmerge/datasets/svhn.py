@@ -26,7 +26,7 @@ CLASSES, SIDE = 10, 32
 LABELS, VALIDATION, TRAINING, TEST = 1000, 7326, 73_257, 26_032
 SOURCE = "the page of the Street View House Numbers at Stanford (format 2, cropped digits)"
 PREPARATION = CropAndFlip(mean=0.5, std=0.5, padding=2, flip=False)  # a mirrored digit is another sign
-RADIUS = 1.0  # ε of VAT, for images of this preparation
+RADIUS = 1.0  # ε of VAT of Oliver et al., NeurIPS 2018, whose images of SVHN are prepared like these: −1 to 1, no noise
 _FILES = ["train_32x32.mat", "test_32x32.mat"]
 
 

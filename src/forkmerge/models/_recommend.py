@@ -49,8 +49,9 @@ class Fields(nn.Module):
 class ESMM(nn.Module):
     """One shared embedding and an independent tower per task; conversions may be a product of two towers.
 
-    p(click and buy) = p(click) · p(buy | click): with `entire_space`, the last task's probability is the product of
-    its tower's and the first task's. Without it every tower answers for its own task, as in the paper's comparison.
+    p(click and buy) = p(click) · p(buy | click): with `entire_space`, the probability of every task after the first is
+    the product of its tower's and the first task's. Without it every tower answers for its own task, as in the paper's
+    comparison.
 
     Args:
         sizes: Categories of every categorical field.
