@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +26,7 @@ from forkmerge.searches import Search, best_of
 from forkmerge.state import State
 from forkmerge.workbench import Workbench
 
-ScoreState = Callable[[State], float]
+S = TypeVar("S")
 
 
 @dataclass
@@ -53,12 +54,12 @@ class Merge:
 
 def find_merge(
     names: Sequence[str],
-    states: Sequence[State],
+    states: Sequence[S],
     *,
     search: Search,
-    score: ScoreState,
-    blend: Callable[[Coefficients], State],
-    search_score: ScoreState | None = None,
+    score: Callable[[S], float],
+    blend: Callable[[Coefficients], S],
+    search_score: Callable[[S], float] | None = None,
     evaluate_many: ScoreMany | None = None,
     course: Callable[[], Course | None] | None = None,
     faults: Mapping[str, str] | None = None,
@@ -71,7 +72,7 @@ def find_merge(
 
     Args:
         names: Branch names.
-        states: Their states.
+        states: Their states, in whatever form `score` takes them.
         search: How to look for coefficients.
         score: Scores a state on all validation data.
         blend: Builds the state of given coefficients, exactly as it would be installed.

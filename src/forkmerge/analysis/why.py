@@ -100,6 +100,8 @@ class SavedRound:
     ) -> Replay:
         """Search the coefficients again, as the run did: on a sub-sample if it drew one, without faulty branches.
 
+        What `ForkMerge(confidence=…)` made of the search's answer is not asked again.
+
         Args:
             search: Another search.
             evaluation: Other data, e.g. a second validation set.
@@ -189,8 +191,7 @@ class SavedRound:
             size = len(data.dataset)  # type: ignore[arg-type]  # checked by Problem
             sample = sample_indices(size, self.search_examples, self.seed, "validation", self.record.index)
             sampled = self._scorer(data, sample)
-        find: Any = find_merge  # it looks at states by their scores only, so coefficients can stand for them
-        merge: Merge = find(
+        return find_merge(
             self.names,
             vertices(len(self.names)),
             search=search,
@@ -199,7 +200,6 @@ class SavedRound:
             search_score=sampled,
             faults=faults if without is None else {**faults, without: "it was left out"},
         )
-        return merge
 
     def _unknown(self, branch: str) -> ProblemError:
         return ProblemError(f"round {self.record.index}: " + unknown_name("branch", branch, self.names))
