@@ -102,21 +102,47 @@ def test_coefficients_over_rounds_are_means_over_runs():
         dynamics.coefficient_history([runs[0], fit(fm.ForkMerge(BRANCHES, interval=2))])
 
 
+def test_curves_of_several_metrics_are_changes_against_one_baseline():
+    problem = shared_problem(metrics={"nll": fm.nll, "accuracy": fm.accuracy})
+    directions = problem.target_validation.directions
+    alone = [fit(fm.SingleTask(interval=4), problem, seed=seed) for seed in (0, 1)]
+    joint = [fit(fm.Joint(interval=4), problem, seed=seed) for seed in (0, 1)]
+    criterion = dynamics.common_criterion(directions, alone)
+    base = {name: (alone[0].metrics[name] + alone[1].metrics[name]) / 2 for name in directions}
+
+    def change(metrics):
+        return sum(sign * (metrics[name] / base[name] - 1) for name, sign in directions.items()) / 2
+
+    curve = dynamics.learning_curve("EW", joint, criterion)
+    for place, mean in enumerate(curve.means):
+        assert mean == pytest.approx(sum(change(run.searched[place].metrics) for run in joint) / 2)
+    assert dynamics.learning_curve("STL", alone, criterion).means[-1] == pytest.approx(0, abs=1e-12)
+    effect = dynamics.interval_effect({4: joint}, criterion=criterion)
+    assert effect.means[0] == pytest.approx(sum(change(run.metrics) for run in joint) / 2)
+    for look in (lambda: dynamics.learning_curve("EW", joint), lambda: dynamics.interval_effect({4: joint})):
+        with pytest.raises(fm.ProblemError, match=r"several metrics \(nll, accuracy\).* criterion=common_criterion"):
+            look()
+    with pytest.raises(fm.ProblemError, match="the baseline has no run"):
+        dynamics.common_criterion(directions, [])
+
+
 @dataclass(frozen=True)
 class GridPoint:
     task_weights: dict
     scores: dict
 
 
-def test_a_projection_marks_the_front_and_costs_come_from_the_summary():
+def test_a_projection_marks_the_front_of_the_grid_and_costs_come_from_the_summary():
     grid = [GridPoint({"a": 1, "b": w}, {"a": 1 - w, "b": w}) for w in (0.25, 0.75)]
     found = dynamics.pareto_projection("a", "b", grid, {"good": {"a": 0.9, "b": 0.6}, "bad": {"a": 0.1, "b": 0.1}})
     assert [(p.label, p.is_front, p.is_grid) for p in found.points] == [
-        ("1 : 0.25", False, True),
+        ("1 : 0.25", True, True),
         ("1 : 0.75", True, True),
-        ("good", True, False),
+        ("good", False, False),
         ("bad", False, False),
     ]
+    bare = dynamics.pareto_projection("a", "b", [], {"good": {"a": 0.9, "b": 0.6}, "bad": {"a": 0.1, "b": 0.1}})
+    assert [p.is_front for p in bare.points] == [True, False]
     standing = Standing("ew", "EW", {}, None, None, None, None)
     costs = {"ew": Cost(1, None, 1.5, None, 0.0)}
     (cost,) = dynamics.method_costs(Summary("STL", 0.95, [0], "test", False, {}, {}, [standing], costs))

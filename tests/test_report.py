@@ -126,6 +126,10 @@ def test_a_comparison_folder_becomes_a_page_with_verdicts_curves_and_costs(compa
     learning = page.figures["learning"].panels
     assert [panel.title for panel in learning] == ["tgt", "aux"]
     assert {series.name for series in learning[0].series} == {"STL", "EW", "ForkMerge"}
+    # Two metrics: all curves are changes against STL's mean, so STL itself ends at 0 and the others do not start there.
+    lines = {series.name: series.y for series in learning[0].series}
+    assert lines["STL"][-1] == pytest.approx(0, abs=1e-9)
+    assert lines["EW"][0] != 0
     assert page.facts["runs"] == "12 of 12"
     assert "STL" in page.headline
     assert write_report(comparison).stat().st_size < 10e6
@@ -138,6 +142,9 @@ def test_a_file_of_records_has_the_page_of_its_comparison(comparison, tmp_path):
     mine, theirs = (found.figures["coefficients"].panels[0].series for found in (page, whole))
     assert [series.name for series in mine] == [series.name for series in theirs]
     assert mine[0].y == pytest.approx(theirs[0].y, rel=1e-4)
+    for one, other in zip(*(found.figures["learning"].panels for found in (page, whole)), strict=True):
+        assert [s.name for s in one.series] == [s.name for s in other.series]
+        assert one.series[1].y == pytest.approx(other.series[1].y, rel=1e-3, abs=1e-4)
     assert page.headline == whole.headline
     assert run("report", tmp_path / "small.json").strip() == str(tmp_path / "small.html")
 

@@ -17,6 +17,7 @@ from forkmerge.analysis.merge_results import (
 )
 from forkmerge.errors import ProblemError
 from forkmerge.run import Run
+from forkmerge.scoring import Criterion
 from forkmerge.summary import Summary
 
 T = TypeVar("T", str, tuple[int, ...])
@@ -65,33 +66,60 @@ def coefficient_history(runs: Sequence[Run]) -> CoefficientHistory:
     )
 
 
-def learning_curve(label: str, runs: Sequence[Run]) -> LearningCurve:
+def common_criterion(directions: Mapping[str, int], baseline: Sequence[Run]) -> Criterion:
+    """Return the score by which runs with several metrics compare: changes against the means of a baseline's runs.
+
+    A run's own scores are changes against its own first round, so those of two runs have nothing in common.
+
+    Args:
+        directions: +1 or −1 by metric, such as `problem.target_validation.directions`.
+        baseline: Runs of single-task training.
+    """
+    criterion = Criterion(directions)
+    if not criterion.needs_reference:
+        return criterion
+    if not baseline or any(name not in run.metrics for run in baseline for name in directions):
+        raise ProblemError(f"the baseline has no run with the validation metrics {', '.join(directions)}.")
+    return criterion.with_reference({name: fmean(run.metrics[name] for run in baseline) for name in directions})
+
+
+def learning_curve(label: str, runs: Sequence[Run], criterion: Criterion | None = None) -> LearningCurve:
     """Return the validation score over steps, mean ± standard deviation over runs that differ in their seed.
 
     Steps at which some run has no score (every branch was faulty) are left out.
+
+    Args:
+        label: The method.
+        runs: Its runs.
+        criterion: The score that all methods share, from `common_criterion`; needed for several metrics.
 
     References:
         ForkMerge, Fig. 11.
     """
     target = _same("target", [run.target for run in runs])
-    found = [{r.end: r.score for r in run.searched if r.score is not None} for run in runs]
+    found = [
+        {r.end: _score(run, r.score, r.metrics, criterion) for r in run.searched if r.score is not None} for run in runs
+    ]
     steps = tuple(step for step in found[0] if all(step in scores for scores in found))
     values = [[scores[step] for scores in found] for step in steps]
     return LearningCurve(label, target, steps, tuple(map(fmean, values)), tuple(map(_std, values)), len(runs))
 
 
-def interval_effect(runs: Mapping[int, Sequence[Run]], metric: str | None = None) -> IntervalEffect:
+def interval_effect(
+    runs: Mapping[int, Sequence[Run]], metric: str | None = None, criterion: Criterion | None = None
+) -> IntervalEffect:
     """Return what Δt does to the result.
 
     Args:
         runs: `{Δt: runs that differ in their seed}`.
         metric: A metric of the test split, or of validation where it was not measured; the validation score where None.
+        criterion: That score, from `common_criterion`; needed for several metrics.
 
     References:
         ForkMerge, Fig. 7.
     """
     target = _same("target", [run.target for group in runs.values() for run in group])
-    values = {interval: [_value(run, metric) for run in runs[interval]] for interval in sorted(runs)}
+    values = {interval: [_value(run, metric, criterion) for run in runs[interval]] for interval in sorted(runs)}
     return IntervalEffect(
         target=target,
         metric=metric or "score",
@@ -123,6 +151,8 @@ def pareto_projection(
 ) -> ParetoProjection:
     """Return the scores of two tasks: of a grid search's points, and of methods beside them.
 
+    The front is the grid's, so that one sees which methods lie beyond it; without a grid it is the methods'.
+
     Args:
         first: Task on the x axis.
         second: Task on the y axis.
@@ -134,7 +164,8 @@ def pareto_projection(
     """
     named = [(" : ".join(f"{w:g}" for w in p.task_weights.values()), p.scores, True) for p in grid]
     named += [(label, scores, False) for label, scores in (methods or {}).items()]
-    front = set(pareto_front([{"x": scores[first], "y": scores[second]} for _, scores, _ in named]))
+    able = [{"x": scores[first], "y": scores[second]} for _, scores, is_grid in named if is_grid or not grid]
+    front = set(pareto_front(able))  # grid points come first, so that positions are the same
     points = tuple(
         ParetoPoint(label, scores[first], scores[second], index in front, is_grid)
         for index, (label, scores, is_grid) in enumerate(named)
@@ -142,11 +173,23 @@ def pareto_projection(
     return ParetoProjection(first, second, points)
 
 
-def _value(run: Run, metric: str | None) -> float:
+def _score(run: Run, own: float, metrics: Mapping[str, float], criterion: Criterion | None) -> float:
+    """Return a score that compares with other runs'; one metric is its own score in every run."""
+    if criterion is not None and len(criterion.directions) > 1:
+        return criterion.score(metrics)
+    if len(metrics) > 1:
+        raise ProblemError(
+            f"the run with seed {run.seed} has several metrics ({', '.join(metrics)}), scored against its own first "
+            "round: pass criterion=common_criterion(directions, runs of single-task training)."
+        )
+    return own
+
+
+def _value(run: Run, metric: str | None, criterion: Criterion | None) -> float:
     if metric is None:
         if run.score is None:
             raise ProblemError(f"the run with seed {run.seed} has no validation score: name a metric.")
-        return run.score
+        return _score(run, run.score, run.metrics, criterion)
     metrics = run.metrics if run.test is None else run.test
     if metric not in metrics:
         raise ProblemError(f"the run with seed {run.seed} has no metric {metric!r}. It has: {', '.join(metrics)}.")

@@ -164,7 +164,8 @@ class ParetoPoint(Result):
         label: Its task weights, or the method.
         x: Score of the first task.
         y: Score of the second.
-        is_front: Whether no other point beats it in one of the two without losing in the other.
+        is_front: Whether it is on the front: of the grid points, or of all where there is no grid, none beats it in
+            one of the two without losing in the other.
         is_grid: Whether it is a point of a grid search.
     """
 

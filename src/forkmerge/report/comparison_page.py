@@ -9,10 +9,16 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from forkmerge.analysis.dynamics import coefficient_history, learning_curve, method_costs
-from forkmerge.analysis.merge_results import IntervalEffect, ParetoPoint, ParetoProjection
+from forkmerge.analysis.dynamics import (
+    coefficient_history,
+    common_criterion,
+    learning_curve,
+    method_costs,
+    pareto_projection,
+)
+from forkmerge.analysis.merge_results import IntervalEffect
 from forkmerge.comparison_tables import tables_of
-from forkmerge.errors import ForkMergeError, command
+from forkmerge.errors import ForkMergeError, ProblemError, command
 from forkmerge.history import read_run
 from forkmerge.outcomes import Outcome
 from forkmerge.records import read_comparison
@@ -42,9 +48,8 @@ def comparison_page(source: Path) -> Page:
     outcomes = _ordered(found, plan)
     summary = summarise(outcomes, plan)
     runs = _runs(source, outcomes)
-    shown = _first_shown(summary)
     results: list[Table | Figure] = [verdict_table(summary), change_per_method(summary), *change_matrix(summary)]
-    during = {"Learning": _learning(runs, shown), "Merges": [*_merges(runs), *_intervals(outcomes)]}
+    during = {"Learning": _learning(runs, summary), "Merges": [*_merges(runs), *_intervals(outcomes)]}
     sections = [Section("Which method is better", "", tuple(results))]
     sections.append(Section("Numbers", "", tuple(tables_of(summary))))
     if any(cost.time for cost in summary.costs.values()):
@@ -93,8 +98,11 @@ def _run_of(source: Path, outcome: Outcome) -> Run:
         scores = found.get("branches", {"": found["score"]})
         branches = {name: BranchRecord({}, score, {}, {}, found["end"]) for name, score in scores.items()}
         shares = found.get("coefficients", {})
-        rounds.append(Round(index + 1, "search", 0, found["end"], branches, [], shares, found["score"], {}, []))
-    return Run(outcome.label, outcome.target, outcome.steps, outcome.seed, None, {}, "", rounds)
+        metrics = found.get("metrics", {})
+        place = (index + 1, "search", 0, found["end"])
+        rounds.append(Round(*place, branches, [], shares, found["score"], {}, [], metrics=metrics))
+    metrics = {name: value for name, value in outcome.validation.items() if value is not None}
+    return Run(outcome.label, outcome.target, outcome.steps, outcome.seed, None, metrics, "", rounds)
 
 
 def judge(standing: Standing) -> str:
@@ -179,10 +187,18 @@ def _first_shown(summary: Summary) -> list[str]:
     return list(dict.fromkeys([summary.baseline, *equal, *(s.label for s in ranked[:3])]))
 
 
-def _learning(runs: Mapping[tuple[str, str], Sequence[Run]], shown: Sequence[str]) -> list[Figure]:
-    curves = [learning_curve(label, group) for (_, label), group in runs.items()]
-    known = [curve for curve in curves if len(curve.steps) > 1]
-    return [learning_curves(known, shown)] if known else []
+def _learning(runs: Mapping[tuple[str, str], Sequence[Run]], summary: Summary) -> list[Figure]:
+    """Learning curves, of several metrics against the baseline's; left out where it has no result to compare with."""
+    known = []
+    for (target, label), group in runs.items():
+        try:
+            criterion = common_criterion(summary.directions.get(target, {}), runs.get((target, summary.baseline), ()))
+            curve = learning_curve(label, group, criterion)
+        except ProblemError:
+            continue
+        if len(curve.steps) > 1:
+            known.append(curve)
+    return [learning_curves(known, _first_shown(summary))] if known else []
 
 
 def _merges(runs: Mapping[tuple[str, str], Sequence[Run]]) -> list[Figure]:
@@ -231,18 +247,11 @@ def _pareto(summary: Summary) -> list[Figure]:
     changes = {t: {s.label: s.change.mean for s in found if s.change} for t, found in summary.targets.items()}
     projections = []
     for first, second in list(combinations(changes, 2))[:_MOST_PAIRS]:
+        x, y = f"Δ on {first}", f"Δ on {second}"
         both = [label for label in changes[first] if label in changes[second]]
-        places = {label: (changes[first][label], changes[second][label]) for label in both}
-        points = [
-            ParetoPoint(label, x, y, not any(_beats(other, (x, y)) for other in places.values()), False)
-            for label, (x, y) in places.items()
-        ]
-        projections.append(ParetoProjection(f"Δ on {first}", f"Δ on {second}", tuple(points)))
+        scores = {label: {x: changes[first][label], y: changes[second][label]} for label in both}
+        projections.append(pareto_projection(x, y, [], scores))
     return [pareto_projections(projections)] if projections else []
-
-
-def _beats(one: tuple[float, float], other: tuple[float, float]) -> bool:
-    return one != other and one[0] >= other[0] and one[1] >= other[1]
 
 
 def _headline(summary: Summary) -> str:

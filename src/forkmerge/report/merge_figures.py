@@ -93,7 +93,10 @@ def learning_curves(curves: Sequence[LearningCurve], shown: Sequence[str] = ()) 
             line = Series(curve.label, curve.steps, numbers(curve.means), low, high, is_shown=curve.label in at_first)
             series.append(line)
         panels.append(Panel(target, Axis("step"), Axis("validation score"), tuple(series)))
-    caption = "Validation score of the target during training; bands: ± standard deviation over seeds."
+    caption = (
+        "Validation score of the target during training; bands: ± standard deviation over seeds. The score of several "
+        "metrics is their mean relative change against single-task training."
+    )
     if len(at_first) < len(labels):
         caption += " Click on a name to add its curve."
     return Figure("learning", "Learning curves", caption, tuple(panels))
@@ -173,7 +176,8 @@ def pareto_projections(projections: Sequence[ParetoProjection]) -> Figure:
                 series.append(Series(point.label, (point.x,), (point.y,), kind="dots", texts=(point.label,)))
         panels.append(Panel("", Axis(found.first), Axis(found.second), tuple(series)))
     caption = (
-        "Score of one task against another's; up and to the right is better. Dashed: what nothing else beats in both."
+        "Score of one task against another's; up and to the right is better. Dashed: what nothing else beats in both, "
+        "among the points of a grid search where there is one."
     )
     return Figure("pareto", "Trade-offs between tasks", caption, tuple(panels))
 
