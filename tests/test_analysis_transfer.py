@@ -101,6 +101,32 @@ def test_measured_gains_are_those_of_runs_done_by_hand():
     assert curves["aux"].seeds == (0, 1)
 
 
+def test_measured_discrepancies_are_those_of_runs_done_by_hand():
+    given = {"weights": (0.5, 1.0), "seeds": (0, 1), "steps": 4}
+    found = studies.measure_shift(recipe, ["aux"], **given)["aux"]
+    assert [point.weight for point in found.points] == [0.0, 0.5, 1.0]
+    curve = studies.measure_transfer(recipe, ["aux"], **given)["aux"]
+    assert [point.gain for point in found.points[1:]] == [gain.mean for gain in curve.points]
+    for seed in (0, 1):
+        r = recipe(seed)
+        run = fm.Joint({"tgt": 1.0, "aux": 0.5}, interval=2).fit(
+            r.problem, model=r.model, optimizer=r.optimizer, steps=4, seed=seed, threads=1
+        )
+        expected = heldout.confidence_discrepancy(run.model, r.problem.target_validation)
+        assert found.points[1].discrepancies[seed] == pytest.approx(expected)
+
+
+def test_a_task_without_test_data_or_confidences_is_told_so():
+    with pytest.raises(fm.ProblemError, match="pass split='validation'"):
+        studies.measure_matrix({"tgt": partial(recipe, test=False)}, seeds=(0,), steps=2)
+    with pytest.raises(fm.ProblemError, match="no class scores"):
+        studies.measure_shift(point_recipe, weights=(1.0,), seeds=(0,), steps=1)
+
+
+def point_recipe(seed):
+    return fm.Recipe(quadratic_problem(CENTRES, (5.0, -3.0)), Point, fm.OptimizerOf("SGD", lr=0.1), steps=1)
+
+
 def test_a_lesson_that_was_sent_to_another_process_gives_the_same_grade():
     source = lessons.SeededSource(fm.load_recipe("compare_problem:recipe").source, "aux")
     lesson = lessons.Lesson(source, 1, "odd", 0.5, steps=3, maker=lessons.forkmerge)
@@ -118,6 +144,12 @@ def test_the_matrix_has_a_gain_for_every_pair_and_none_on_its_diagonal():
     assert (matrix.auxiliaries, matrix.targets) == (("aux", "odd", "tgt"), ("tgt", "aux"))
     missing = [[cell is None for cell in row] for row in matrix.cells]
     assert missing == [[False, True], [False, False], [True, False]]
+    assert matrix.split == "test"
+    ours, alone = (
+        lessons.take(lessons.Lesson(recipes["aux"], 0, a, w, steps=2, test=True)) for a, w in (("odd", 1.0), ("", 0.0))
+    )
+    gains = matrix.cells[1][1].gains
+    assert gains[0] == pytest.approx(alone.metrics["test"]["loss"] - ours.metrics["test"]["loss"])
 
 
 def test_gradient_cosines_have_the_values_known_for_quadratics():

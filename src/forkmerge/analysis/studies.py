@@ -10,6 +10,7 @@ from forkmerge.analysis.lessons import Grade, Lesson, Maker, Recipes, equal_weig
 from forkmerge.analysis.results import Gain, ShiftCurve, TransferCurve, TransferMatrix
 from forkmerge.analysis.shift import shift_curve
 from forkmerge.analysis.transfer import WEIGHTS, scores_of, transfer_curve, transfer_matrix
+from forkmerge.errors import ProblemError
 from forkmerge.statistics import CONFIDENCE
 
 
@@ -42,16 +43,77 @@ def measure_transfer(
         workers: Processes.
         confidence: Of the intervals.
     """
+    _, curves = _measure(
+        recipes,
+        auxiliaries,
+        weights,
+        seeds,
+        maker=maker,
+        label=label,
+        steps=steps,
+        split=split,
+        workers=workers,
+        confidence=confidence,
+    )
+    return curves
+
+
+def measure_shift(
+    recipes: Recipes,
+    auxiliaries: Sequence[str] | None = None,
+    *,
+    weights: Sequence[float] = WEIGHTS,
+    seeds: Iterable[int] = range(3),
+    maker: Maker = equal_weights,
+    label: str = "equal weights",
+    steps: int | None = None,
+    split: str = "validation",
+    workers: int = 1,
+) -> dict[str, ShiftCurve]:
+    """Return CSD(λ) of auxiliaries on a recipe's target, with TG(λ) of the same runs beside it, by auxiliary.
+
+    The arguments are those of `measure_transfer`.
+
+    References:
+        ForkMerge, Section 3.2 and Fig. 3b.
+    """
+    grades, curves = _measure(
+        recipes, auxiliaries, weights, seeds, maker=maker, label=label, steps=steps, split=split, workers=workers
+    )
+    found = {}
+    for name, curve in curves.items():
+        shift = shift_of(grades, curve)
+        if shift is None:
+            raise ProblemError(f"the predictions of {curve.target!r} are no class scores: they have no confidence.")
+        found[name] = shift
+    return found
+
+
+def _measure(
+    recipes: Recipes,
+    auxiliaries: Sequence[str] | None,
+    weights: Sequence[float],
+    seeds: Iterable[int],
+    *,
+    maker: Maker,
+    label: str,
+    steps: int | None,
+    split: str,
+    workers: int,
+    confidence: float = CONFIDENCE,
+) -> tuple[list[Grade], dict[str, TransferCurve]]:
+    """Train the target alone and with every auxiliary at every λ; return the grades and the curves they show."""
     numbers = tuple(seeds)
     problem = recipes(numbers[0]).problem
+    if split == "test" and problem.target not in problem.evaluations("test"):
+        raise ProblemError(f"the target {problem.target!r} has no test data: pass split='validation'.")
     names = problem.auxiliaries if auxiliaries is None else tuple(auxiliaries)
     lesson = partial(Lesson, recipes, steps=steps, test=split == "test")
     lessons = [lesson(seed) for seed in numbers]
     lessons += [lesson(s, a, w, maker=maker, label=label) for s, a, w in product(numbers, names, weights)]
     grades = take_all(lessons, workers)
-    return {
-        name: curve_of(grades, problem.target, name, label=label, split=split, confidence=confidence) for name in names
-    }
+    curve = partial(curve_of, grades, problem.target, label=label, split=split, confidence=confidence)
+    return grades, {name: curve(name) for name in names}
 
 
 def curve_of(
@@ -99,10 +161,12 @@ def measure_matrix(
     label: str = "equal weights",
     seeds: Iterable[int] = range(3),
     steps: int | None = None,
-    split: str = "validation",
+    split: str = "test",
     workers: int = 1,
 ) -> TransferMatrix:
     """Return the transfer gains at λ = 1 of every auxiliary on every target.
+
+    ForkMerge chooses its coefficients on validation data, so that only on test data its gains compare with others'.
 
     Args:
         recipes_of: `{target: recipes}`.
@@ -110,8 +174,11 @@ def measure_matrix(
         label: Its name.
         seeds: Paired seeds.
         steps: Training steps.
-        split: "validation" or "test".
+        split: "test", which is read once after each fit, or "validation".
         workers: Processes.
+
+    References:
+        ForkMerge, Fig. 5.
     """
     numbers = tuple(seeds)
     gains: dict[tuple[str, str], Gain] = {}
