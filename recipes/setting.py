@@ -46,6 +46,7 @@ class Setting:
         outcomes: The records of its runs.
         pairs: What training on pairs of tasks gave, where that was measured.
         remarks: What somebody who looked at the records wrote about them, in Markdown.
+        base: The setting that this is a variant of.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Setting:
     outcomes: list[Outcome]
     pairs: Pairs = field(default_factory=dict)
     remarks: str = ""
+    base: Setting | None = None
 
     @cached_property
     def summary(self) -> Summary:
@@ -127,6 +129,11 @@ class Setting:
         scores = self.overall if target is None else self.changes[target]
         return compare_paired(scores.get(ours, {}), scores.get(theirs, {}))
 
+    @staticmethod
+    def is_below(found: Paired | None) -> bool:
+        """Whether a difference is below zero beyond noise."""
+        return found is not None and found.high is not None and found.high < 0
+
     def finals(self, word: str, target: str | None = None) -> list[Outcome]:
         """The runs of a method that have a result."""
         return [
@@ -149,20 +156,20 @@ def mean(scores: Scores) -> float:
 def read_settings(folder: Path, advice: Path | None = None) -> list[Setting]:
     """Return the comparisons whose records lie in a folder, by name, with the remarks in NAME.md beside them.
 
+    NAME_MORE is a variant of NAME.
+
     Args:
         folder: The folder.
         advice: Results of the benchmark that trains pairs.
     """
     found = json.loads(advice.read_text("utf-8"))["results"] if advice is not None and advice.is_file() else {}
-    return [
-        Setting(path.stem, *read_comparison(path), _pairs(found, path.stem), _remarks(path))
-        for path in sorted(folder.glob("*.json"))
-    ]
-
-
-def _remarks(records: Path) -> str:
-    path = records.with_suffix(".md")
-    return path.read_text("utf-8").strip() if path.is_file() else ""
+    settings: dict[str, Setting] = {}
+    for path in sorted(folder.glob("*.json")):
+        base = next((known for name, known in settings.items() if path.stem.startswith(f"{name}_")), None)
+        remarks = path.with_suffix(".md")
+        text = remarks.read_text("utf-8").strip() if remarks.is_file() else ""
+        settings[path.stem] = Setting(path.stem, *read_comparison(path), _pairs(found, path.stem), text, base)
+    return list(settings.values())
 
 
 def _pairs(found: dict[str, Any], name: str) -> Pairs:
@@ -179,7 +186,10 @@ def _pairs(found: dict[str, Any], name: str) -> Pairs:
 
 def percent(value: float | None) -> str:
     """Return a fraction in per cent, with its sign."""
-    return "–" if value is None else f"{100 * value:+.2f}".replace("-", "−")
+    if value is None:
+        return "–"
+    rounded = round(100 * value, 2)
+    return f"{rounded:+.2f}".replace("-", "−") if rounded else "0.00"
 
 
 def show_paired(found: Paired | None) -> str:

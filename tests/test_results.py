@@ -152,7 +152,7 @@ def test_claims_are_decided_from_the_numbers(scripts):
     _, claims, setting = scripts
     good = verdicts(claims, [setting.Setting("good", *made(GAINS))])
     assert good["It has the best mean Δ_m of all methods"] == "holds"
-    assert good["Targets that lose under equal weights do not under ForkMerge"] == "holds"
+    assert good["Targets that equal weights harm are not harmed by ForkMerge"] == "holds"
     assert good["K+1 branches are better than two"] == "holds"
     assert good["The gain per branch, Δ_m/(B−1), falls with B"] == "holds"
     assert good["Pruning keeps most of the gain"] == "holds"
