@@ -15,7 +15,7 @@ from forkmerge.methods import METHODS, method_from
 from forkmerge.mixtures import Mixed, Mixtures, PerAuxiliary
 from forkmerge.problem import Problem
 from forkmerge.recipe import Recipe
-from forkmerge.searches import Fixed, Search
+from forkmerge.searches import Fixed, Search, fitting
 from forkmerge.words import show_options, split_options, split_words
 
 BASELINE = "stl"
@@ -126,20 +126,11 @@ class Contender:
         mixtures = _BRANCHES[self.base.removesuffix("-uniform")]()
         search: Search | None = Fixed() if uniform else None
         if not uniform and isinstance(own.search, Search):
-            search = _fitting(own.search, len(mixtures.build(recipe.problem, {})))
+            search = fitting(own.search, len(mixtures.build(recipe.problem, {})))
         # Reference metrics belong to one target; without them the target-only branch of round 1 gives them.
         return replace(
             own, mixtures=mixtures, search=search, method=self.method, reference=None, refit=refit, keep_branches=False
         )
-
-
-def _fitting(search: Search, branches: int) -> Search | None:
-    """The recipe's own search, unless it cannot search so many branches."""
-    try:
-        search.check(branches)
-    except ForkMergeError:
-        return None
-    return search
 
 
 CONTENDERS = {word: Contender(word, label, word) for word, label in _LABELS.items()}

@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from typing import ClassVar
 
 from forkmerge.candidates import Candidates, Coefficients, Score, check_coefficients, vertices
-from forkmerge.errors import ProblemError, unknown_name
+from forkmerge.errors import ForkMergeError, ProblemError, unknown_name
 
 
 def _remembering(score: Score) -> Candidates:
@@ -241,6 +241,15 @@ def search_from(value: object) -> Search | None:
     if isinstance(value, str):
         return search_from_name(value)
     raise ProblemError(f"search must be a search, its name or {{'name': …}}, got {value!r}.")
+
+
+def fitting(search: Search, branches: int) -> Search | None:
+    """Return a search if it can serve so many branches; None, which leaves the choice to the algorithm, if not."""
+    try:
+        search.check(branches)
+    except ForkMergeError:
+        return None
+    return search
 
 
 def best_of(search: Search, score: Candidates, branches: int) -> Coefficients:

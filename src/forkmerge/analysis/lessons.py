@@ -17,6 +17,7 @@ from forkmerge.analysis.heldout import confidence_discrepancy, heldout_loss, rea
 from forkmerge.analysis.plaindata import Result
 from forkmerge.branch import Mixture
 from forkmerge.errors import ProblemError, unknown_name
+from forkmerge.factories import SchedulerOf
 from forkmerge.mixtures import ALONE
 from forkmerge.order import derive, random_state_kept, set_random_state
 from forkmerge.pool import Failure, run_calls, using_threads
@@ -24,6 +25,7 @@ from forkmerge.problem import Problem
 from forkmerge.recipe import Recipe, recipe_from, source_for
 from forkmerge.run import Run
 from forkmerge.scoring import measure
+from forkmerge.searches import Search, fitting
 from forkmerge.workers import Tell
 
 Recipes = Callable[[int], Recipe]
@@ -62,10 +64,20 @@ def equal_weights(recipe: Recipe, auxiliary: str, weight: float, method: str | N
 
 
 def forkmerge(recipe: Recipe, auxiliary: str, weight: float) -> Algorithm:
-    """Return ForkMerge with the target alone, and with the auxiliary at λ; with `EVERY`, one branch per auxiliary."""
-    target = recipe.problem.target
-    branches = [Mixture(task, {target: 1.0, task: weight}) for task in _named(recipe.problem, auxiliary)]
-    return ForkMerge([Mixture(ALONE, {target: 1.0}), *branches], **_common(recipe))
+    """Return the recipe's ForkMerge with two branches, the target alone and with the auxiliary at λ.
+
+    With `EVERY` there is one branch per auxiliary. A search that cannot serve so many gives way to the default, and
+    reference metrics that are not the target's to those of its own branch.
+    """
+    target, own = recipe.problem.target, recipe.algorithm
+    branches = [Mixture(ALONE, {target: 1.0})]
+    branches += [Mixture(task, {target: 1.0, task: weight}) for task in _named(recipe.problem, auxiliary)]
+    if not isinstance(own, ForkMerge):
+        return ForkMerge(branches, **_common(recipe))
+    search = fitting(own.search, len(branches)) if isinstance(own.search, Search) else None
+    is_its_own = set(own.reference or ()) == set(recipe.problem.target_validation.directions)
+    reference = own.reference if is_its_own else None
+    return replace(own, mixtures=branches, search=search, reference=reference, refit=False, keep_branches=False)
 
 
 def _named(problem: Problem, auxiliary: str) -> tuple[str, ...]:
@@ -180,10 +192,18 @@ def shortened(recipe: Recipe, steps: int | None) -> Recipe:
     """Return a recipe of so many steps, with as many rounds as before."""
     if steps is None or steps == recipe.steps:
         return recipe
-    algorithm, interval = recipe.algorithm, getattr(recipe.algorithm, "interval", None)
-    if interval is not None:
-        algorithm = replace(algorithm, interval=max(round(interval * steps / recipe.steps), 1))  # type: ignore[type-var]
+    known = {name: getattr(recipe.algorithm, name, None) for name in ("interval", "validate_every")}
+    shorter = {name: max(round(value * steps / recipe.steps), 1) for name, value in known.items() if value is not None}
+    algorithm: Algorithm = replace(recipe.algorithm, **shorter) if shorter else recipe.algorithm  # type: ignore[type-var]
     return replace(recipe, steps=steps, algorithm=algorithm)
+
+
+def halfway(recipe: Recipe, steps: int) -> Recipe:
+    """Return the first half of the target's own training of so many steps, at the rates that the whole of it has."""
+    options = dict(recipe.options)
+    if isinstance(options.get("scheduler"), SchedulerOf):
+        options["scheduler"] = options["scheduler"].over(steps)
+    return replace(recipe, steps=max(steps // 2, 1), algorithm=SingleTask(), options=options)
 
 
 def _measured(
