@@ -231,7 +231,10 @@ def test_a_diagnosis_does_every_piece_once_and_reads_no_test_split(tmp_path, mon
     monkeypatch.setattr(diagnosis, "do", lambda piece, tell: done.append(piece))
     again = diagnosis.diagnose(loaded, out, budget=1)
     assert not done
-    assert again.findings == found.findings
+    assert again == found
+    assert found.seconds > 0
+    assert found.settings == {"recipe": "compare_problem:recipe"}
+    assert {"python", "torch", "threads"} <= set(found.environment)
     assert "down-weight" in to_markdown([verdict_table(found)]) or found.findings[0].advice != "down-weight"
 
 
@@ -324,6 +327,57 @@ def test_a_killed_diagnosis_goes_on_with_what_is_missing(tmp_path, monkeypatch):
     monkeypatch.setattr(diagnosis, "do", pieces.do)
     whole = diagnosis.diagnose(loaded, tmp_path / "e", budget=1)
     assert whole.findings == found.findings
+
+
+def test_a_larger_budget_extends_the_plan_and_keeps_what_still_fits(tmp_path, monkeypatch):
+    plans = {1: SMALL, 2: replace(SMALL, seeds=3), 3: replace(SMALL, seeds=3, steps=6)}
+    planned(monkeypatch)
+    monkeypatch.setattr(diagnosis, "plan_budget", lambda costs, probe, steps, budget, workers: plans[budget])
+    loaded, out, done, said = fm.load_recipe("compare_problem:recipe"), tmp_path / "d", [], []
+    first = diagnosis.diagnose(loaded, out, budget=1)
+    monkeypatch.setattr(diagnosis, "do", lambda piece, tell: done.append(piece.key) or pieces.do(piece))
+    longer = diagnosis.diagnose(loaded, out, budget=2, say=said.append)
+    assert said[0].endswith("the larger budget extends its plan")
+    assert {key[0] for key in done} == {"single task", "transfer", "probe"}
+    assert {key[3] for key in done} == {2}
+    assert longer.seconds > first.seconds
+    assert len(longer.findings[0].curve.seeds) == 3
+    done.clear()
+    assert diagnosis.diagnose(loaded, out, budget=1) == longer  # less than before changes nothing
+    assert not done
+    whole = diagnosis.diagnose(loaded, out, budget=3)
+    assert {key[0] for key in done} == {"single task", "transfer", "ForkMerge", "gradients"}  # trials are as before
+    assert diagnosis.read_diagnosis(out).plan["steps"] == whole.plan["steps"] == 6
+
+
+def test_a_changed_recipe_is_noticed(tmp_path, monkeypatch):
+    planned(monkeypatch)
+    loaded, events = fm.load_recipe("compare_problem:recipe"), []
+    diagnosis.diagnose(loaded, tmp_path / "d", budget=1)
+    changed = replace(loaded, source={**loaded.source, "code": "other"})
+    diagnosis.diagnose(changed, tmp_path / "d", budget=1, watch=events.append)
+    (warning,) = [event["text"] for event in events if event["event"] == "warning"]
+    assert warning == f"the code of the recipe has changed since {tmp_path / 'd'} was started"
+
+
+def test_what_verdicts_can_do_without_may_fail(tmp_path, monkeypatch):
+    planned(monkeypatch, WHOLE)
+
+    def failing(piece, tell):
+        if piece.kind in ("gradients", "pictures"):
+            raise RuntimeError("no screen")
+        return pieces.do(piece)
+
+    loaded, out = fm.load_recipe("compare_problem:recipe"), tmp_path / "d"
+    monkeypatch.setattr(diagnosis, "do", failing)
+    found = diagnosis.diagnose(loaded, out, budget=1)
+    for kind in ("gradients", "pictures"):
+        assert f"No {kind}: RuntimeError: no screen. The same command tries again." in found.notes
+    assert found.findings[0].similarity is None
+    monkeypatch.setattr(diagnosis, "do", pieces.do)
+    again = diagnosis.diagnose(loaded, out, budget=1)
+    assert not any("tries again" in note for note in again.notes)
+    assert again.findings[0].similarity is not None
 
 
 def test_a_failed_piece_is_named_and_the_others_are_kept(tmp_path, monkeypatch):

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 import compare_problem
 import report_samples as samples
 from forkmerge.analysis.pieces import FORMAT
-from forkmerge.analysis.results import Pictures
+from forkmerge.analysis.results import AuxiliaryFinding, Pictures
 from forkmerge.cli import app
 from forkmerge.errors import ConfigError, StoreError
 from forkmerge.experiment import plan_comparison, run_comparison
@@ -192,6 +192,35 @@ def test_a_diagnosis_folder_becomes_a_page_of_verdicts(tmp_path):
     assert diagnosis_page(made, tmp_path) == page
     bare = diagnosis_page(replace(made, pictures=Pictures()), tmp_path)
     assert set(bare.figures) == {"gain", "cosines", "conflict", "shift"}
+
+
+def test_a_diagnosis_says_what_was_run_and_where(tmp_path):
+    made = replace(samples.diagnosis(), settings={"recipe": "digits"}, environment={"python": "3.11"})
+    page = diagnosis_page(made, tmp_path)
+    assert page.configuration == {"settings": made.settings, "plan": made.plan}
+    assert page.environment == made.environment
+
+
+def test_a_diagnosis_of_many_auxiliaries_draws_the_strongest(tmp_path):
+    made = samples.diagnosis()
+    findings = []
+    for i in range(40):
+        name, slope = f"task{i:02d}", 0.001 * i
+        parts = samples.curve(name, slope, "positive"), samples.similarity(name, slope), samples.shift(name, slope)
+        findings.append(AuxiliaryFinding(name, *parts, 0.4, None, "use", "of reasons"))
+    steps = tuple(samples.one_step(finding.auxiliary) for finding in findings)
+    page = diagnosis_page(replace(made, findings=tuple(findings), one_step=(*steps, made.one_step[1])), tmp_path)
+    assert page.sections[0].text.startswith("Of 40 auxiliaries figures show the 8 ")
+    for name in ("gain", "shift"):
+        panel = page.figures[name].panels[0]
+        shown = [series.name for series in panel.series if series.is_shown]
+        assert len(panel.series) == 40
+        assert len(shown) == 8
+        assert page.figures[name].places[shown[0]] == 0
+    assert len(page.figures["cosines"].panels[0].series) == 8
+    assert len(page.figures["conflict"].panels) == 9
+    assert len(page.sections[0].items[0].notes) < 12
+    to_html(page)
 
 
 def test_saved_results_join_the_page_of_their_folder(tmp_path):

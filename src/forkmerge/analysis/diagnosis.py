@@ -1,6 +1,6 @@
 """A diagnosis: what every auxiliary does to a target, within a budget of time, resumable.
 
-OUT/diagnosis_plan.json   what is done, decided once
+OUT/diagnosis_plan.json   what is done, decided once for a budget
 OUT/pieces/*.json         what every piece of it found
 OUT/diagnosis.json        the result
 """
@@ -8,26 +8,30 @@ OUT/diagnosis.json        the result
 from __future__ import annotations
 
 import json
+import math
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import torch
+
 from forkmerge.analysis.advice import Trial, advise, affinity, plan_probe
 from forkmerge.analysis.budget import Costs, Key, Plan, longest_first, piece_seconds, plan_budget, time_trial
 from forkmerge.analysis.lessons import Grade, SeededSource
-from forkmerge.analysis.pieces import FORMAT, Piece, do, read_piece, write_piece
+from forkmerge.analysis.pieces import FORMAT, OPTIONAL, Piece, do, read_piece, write_piece
 from forkmerge.analysis.results import AuxiliaryFinding, Diagnosis, GradientSimilarity, OneStepGains, Pictures
 from forkmerge.analysis.studies import curve_of, shift_of
 from forkmerge.codec import encode, plain
+from forkmerge.devices import check_devices
 from forkmerge.disk import explained, read_versioned, write_atomically
 from forkmerge.errors import ConfigError, ProblemError, StoreError
 from forkmerge.outcomes import Outcome
 from forkmerge.pool import Failure, run_calls
 from forkmerge.recipe import Recipe
+from forkmerge.run import environment
 from forkmerge.store import _take_lock
 
 PLAN, RESULT = "diagnosis_plan.json", "diagnosis.json"
@@ -51,7 +55,7 @@ def diagnose(
     Args:
         recipe: From `load_recipe`; its target is diagnosed.
         out: The folder.
-        budget: Seconds. A diagnosis that was begun keeps its plan.
+        budget: Seconds, of all sessions together. A diagnosis that was begun keeps its plan, unless this is more.
         workers: Processes, of one thread each; the numbers do not depend on it.
         watch: Gets the events of `forkmerge.experiment.Watch`, e.g. to draw progress.
         say: Gets what is planned, in words, before it is done.
@@ -59,15 +63,15 @@ def diagnose(
     """
     if not recipe.problem.auxiliaries:
         raise ConfigError(f"the problem has one task only, {recipe.problem.target!r}: there is nothing to diagnose.")
-    folder, started = Path(out), time.perf_counter()
-    recipes = SeededSource(dict(recipe.source), recipe.problem.target)
+    folder, recipes = Path(out), SeededSource(dict(recipe.source), recipe.problem.target)
     with _locked(folder):
+        _check_folder(recipe, folder, watch)
         plan, costs = _planned(recipe, recipes, folder, budget, workers, say)
         say(plan.describe())
         works = piece_seconds(plan, costs)
         pieces = [Piece(recipes, plan, recipes.target, *key) for key in longest_first(works)]
-        found = _do_all(pieces, [works[piece.key] for piece in pieces], folder, workers, watch)
-        result = conclude(recipe, plan, found, seconds=time.perf_counter() - started, command=command)
+        found, notes = _do_all(pieces, [works[piece.key] for piece in pieces], folder, workers, watch)
+        result = conclude(recipe, plan, found, notes=notes, command=command)
         write_atomically(folder / RESULT, encode({"format": FORMAT, "diagnosis": plain(result.to_json())}, 2))
     return result
 
@@ -79,7 +83,7 @@ def read_diagnosis(folder: str | os.PathLike[str]) -> Diagnosis | None:
 
 
 def conclude(
-    recipe: Recipe, plan: Plan, found: Mapping[Key, Mapping[str, Any]], *, seconds: float = 0.0, command: str = ""
+    recipe: Recipe, plan: Plan, found: Mapping[Key, Mapping[str, Any]], *, notes: Sequence[str] = (), command: str = ""
 ) -> Diagnosis:
     """Return the diagnosis that the pieces' results add up to."""
     problem = recipe.problem
@@ -112,9 +116,9 @@ def conclude(
         )
     steps = [OneStepGains.from_json(v) for result in by_kind.get("gradients", []) for v in result["one_step"]]
     pictures = next(map(Pictures.from_json, by_kind.get("pictures", [])), Pictures())
-    notes = ["Gains are differences of validation scores; the test split was not read."]
+    remarks = ["Gains are differences of validation scores; the test split was not read."]
     if plan.steps < plan.full_steps:
-        notes.append(
+        remarks.append(
             f"Runs were shortened to {plan.steps} of {plan.full_steps} steps, where nearly every auxiliary looks "
             "harmful: the short trials decide the advice, and a larger budget says more."
         )
@@ -123,42 +127,74 @@ def conclude(
         findings=tuple(findings),
         plan=plan.to_json(),
         one_step=tuple(steps),
-        seconds=seconds,
+        seconds=sum(result.get("seconds", 0.0) for result in found.values()),
         command=command,
-        notes=(*notes, *pictures.notes),
+        notes=(*remarks, *notes, *pictures.notes),
         pictures=pictures,
+        settings=_as_read(recipe.source["settings"]),
+        environment=environment(1, next(iter(check_devices(recipe.options.get("devices"))), torch.device("cpu"))),
     )
+
+
+def _about(recipe: Recipe) -> dict[str, Any]:
+    return {"settings": _as_read(recipe.source["settings"]), "target": recipe.problem.target}
+
+
+def _as_read(data: Any) -> Any:
+    """Return data as it will be read back."""
+    return json.loads(encode(plain(data)))
+
+
+def _check_folder(recipe: Recipe, folder: Path, watch: Watch) -> None:
+    """Refuse a folder of another problem, and warn if the recipe's code is not what it was."""
+    if not (folder / PLAN).is_file():
+        return
+    data, code = _read(folder / PLAN, "about", "plan", "costs"), recipe.source.get("code")
+    if data["about"] != _about(recipe):
+        raise StoreError(f"{folder} diagnoses something else: choose another folder with --out.")
+    if data.get("code", code) != code:
+        watch({"event": "warning", "text": f"the code of the recipe has changed since {folder} was started"})
 
 
 def _planned(
     recipe: Recipe, recipes: SeededSource, folder: Path, budget: float, workers: int, say: Callable[[str], None]
 ) -> tuple[Plan, Costs]:
-    """Return the plan of a folder, or make one from a timed trial; a folder of another problem is refused."""
-    path = folder / PLAN
-    about = {"settings": recipe.source["settings"], "target": recipe.problem.target}
-    asked = json.loads(encode(plain(about)))
+    """Return the plan of a folder, or make one from a timed trial; a larger budget than before makes a larger plan."""
+    path, kept = folder / PLAN, None
+    content = {"format": FORMAT, "kind": "diagnosis", "about": _about(recipe), "code": recipe.source.get("code")}
     if path.is_file():
-        data = _read(path, "about", "plan", "costs")
-        if data["about"] != asked:
-            raise StoreError(f"{folder} diagnoses something else: choose another folder with --out.")
-        say(f"continuing {folder}, with the plan it was begun with")
-        return Plan.from_json(data["plan"]), Costs.from_json(data["costs"])
-    say("timing a few steps")
-    costs = time_trial(recipes)
+        content = _read(path)
+        kept, costs = Plan.from_json(content["plan"]), Costs.from_json(content["costs"])
+        if budget <= content.get("budget", math.inf):
+            say(f"continuing {folder}, with the plan it was begun with")
+            return kept, costs
+    else:
+        say("timing a few steps")
+        costs = time_trial(recipes)
     plan = plan_budget(costs, plan_probe(recipe.problem, recipe.steps), recipe.steps, budget, workers)
-    content = {"format": FORMAT, "kind": "diagnosis", "about": asked, "plan": plan.to_json(), "costs": costs.to_json()}
+    if kept is not None:
+        is_more = _work(plan, costs) > _work(kept, costs)
+        say(f"continuing {folder}: the larger budget {'extends its plan' if is_more else 'buys nothing more'}")
+        plan = plan if is_more else kept
+    content |= {"budget": budget, "plan": plan.to_json(), "costs": costs.to_json()}
     write_atomically(path, encode(plain(content), 2))
     return plan, costs
 
 
+def _work(plan: Plan, costs: Costs) -> float:
+    return sum(piece_seconds(plan, costs).values())
+
+
 def _do_all(
     pieces: Sequence[Piece], seconds: Sequence[float], folder: Path, workers: int, watch: Watch
-) -> dict[Key, dict[str, Any]]:
+) -> tuple[dict[Key, dict[str, Any]], list[str]]:
+    """Do what has not been done, and return all results, with a note for every optional piece that failed."""
     done = {piece.key: known for piece in pieces if (known := read_piece(folder, piece)) is not None}
     waiting = [(piece, work) for piece, work in zip(pieces, seconds, strict=True) if piece.key not in done]
     work = [max(round(1000 * value), 1) for _, value in waiting]
     watch({"event": "begin", "runs": len(pieces), "ended": len(done), "work": work})
     failures: list[str] = []
+    notes: list[str] = []
 
     def news(index: int, value: Any) -> None:
         if value is None:
@@ -167,7 +203,10 @@ def _do_all(
     for index, result in run_calls(do, [piece for piece, _ in waiting], workers, news) if waiting else ():
         piece = waiting[index][0]
         if isinstance(result, Failure):
-            failures.append(f"{piece.label}, seed {piece.seed}: {result.error}")
+            if piece.kind in OPTIONAL:
+                notes.append(f"No {piece.kind}: {result.error.rstrip('.')}. The same command tries again.")
+            else:
+                failures.append(f"{piece.label}, seed {piece.seed}: {result.error}")
             watch({"event": "end", "index": index, "record": _record(piece, {}, result)})
             continue
         write_piece(folder, piece, result)
@@ -177,7 +216,7 @@ def _do_all(
         raise ProblemError(
             f"{len(failures)} of the runs failed, the first: {failures[0]}. The same command tries again."
         )
-    return done
+    return done, notes
 
 
 def _record(piece: Piece, result: Mapping[str, Any], failure: Failure | None = None) -> Outcome:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from forkmerge.analysis.budget import LINE_POINTS, MAP_POINTS, PARTNERS, RESOLUT
 from forkmerge.analysis.combinations import States, combination_gains, copy_state, loss_line
 from forkmerge.analysis.conflict import measure_similarity, one_step_gains
 from forkmerge.analysis.heldout import reads_heldout
-from forkmerge.analysis.lessons import EVERY, Lesson, Recipes, fit_lesson, forkmerge, take
+from forkmerge.analysis.lessons import EVERY, Lesson, Recipes, fit_lesson, forkmerge, halfway, take
 from forkmerge.analysis.merge_results import LossLine
 from forkmerge.analysis.pictures import feature_map
 from forkmerge.analysis.results import FeatureMap, Pictures
@@ -29,6 +30,10 @@ from forkmerge.workers import Tell
 
 FORMAT = 1
 L2 = "l2"
+OPTIONAL = ("gradients", "pictures")
+"""Kinds that verdicts can do without."""
+
+_DEPENDS = {"probe": ("probe",), "gradients": ("steps", "batches", "one_step"), "pictures": ("steps", "pictures")}
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,12 @@ class Piece:
         return self.kind, self.auxiliary, self.weight, self.seed
 
     @property
+    def about(self) -> dict[str, Any]:
+        """What of the plan it depends on."""
+        plan = self.plan.to_json()
+        return {name: plan[name] for name in _DEPENDS.get(self.kind, ("steps",))}
+
+    @property
     def label(self) -> str:
         """What it is, for people."""
         return f"{self.auxiliary} λ={self.weight:g}" if self.auxiliary else self.kind
@@ -71,8 +82,9 @@ class Piece:
 
 
 def do(piece: Piece, tell: Tell = lambda value: None) -> dict[str, Any]:
-    """Do a piece, and return what it found as plain data."""
-    return _KINDS[piece.kind](piece)
+    """Do a piece, and return what it found as plain data, with the seconds it took."""
+    started = time.perf_counter()
+    return {**_KINDS[piece.kind](piece), "seconds": time.perf_counter() - started}
 
 
 def _lesson(piece: Piece) -> dict[str, Any]:
@@ -92,11 +104,10 @@ def _probe(piece: Piece) -> dict[str, Any]:
 
 def _gradients(piece: Piece) -> dict[str, Any]:
     """Compare gradients in the middle of the target's own training, as the paper does."""
-    middle = max(piece.plan.steps // 2, 1)
     with random_state_kept(), using_threads(1):
-        recipe = piece.recipes(piece.seed)
-        problem = recipe.problem.sealed()
-        model = fit_lesson(Lesson(piece.recipes, piece.seed, steps=middle), recipe).model
+        recipe = halfway(piece.recipes(piece.seed), piece.plan.steps)
+        problem, middle = recipe.problem.sealed(), recipe.steps
+        model = fit_lesson(Lesson(piece.recipes, piece.seed), recipe).model
         assert model is not None
         found = measure_similarity(
             model,
@@ -180,12 +191,14 @@ def write_piece(folder: Path, piece: Piece, result: Mapping[str, Any]) -> None:
     """Write down what a piece found."""
     path = folder / piece.file
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, encode({"format": FORMAT, "kind": piece.kind, "result": plain(result)}, 2))
+    content = {"format": FORMAT, "kind": piece.kind, "about": piece.about, "result": result}
+    write_atomically(path, encode(plain(content), 2))
 
 
 def read_piece(folder: Path, piece: Piece) -> dict[str, Any] | None:
-    """Return what a piece found; None if it has not been done."""
+    """Return what a piece found; None if it has not been done, or as part of another plan."""
     path = folder / piece.file
     if not path.is_file():
         return None
-    return dict(read_versioned(path, FORMAT, ["result"], "a piece of a diagnosis", "it")["result"])
+    data = read_versioned(path, FORMAT, ["result"], "a piece of a diagnosis", "it")
+    return dict(data["result"]) if data.get("about", piece.about) == piece.about else None

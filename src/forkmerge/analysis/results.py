@@ -304,10 +304,12 @@ class Diagnosis(Result):
         findings: One per auxiliary.
         plan: What was done within the budget: seeds, weights, steps and so on, as plain numbers and words.
         one_step: The one-step experiment per auxiliary, and with L2 regularisation in place of one.
-        seconds: Wall time.
+        seconds: What its pieces took, one after the other, in whatever session they were done.
         command: What to type to make it again.
         notes: What a reader should know.
         pictures: Of the models; empty where runs were shortened.
+        settings: Of the recipe.
+        environment: Versions, threads and machine type of the session that ended it.
     """
 
     target: str
@@ -318,3 +320,5 @@ class Diagnosis(Result):
     command: str = ""
     notes: tuple[str, ...] = field(default=())
     pictures: Pictures = field(default=Pictures())
+    settings: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, Any] = field(default_factory=dict)
