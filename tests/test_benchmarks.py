@@ -110,6 +110,26 @@ def test_a_quick_run_saves_apart_and_a_result_names_its_command(shared, tmp_path
     assert {"python", "torch", "cpu", "cores", "threads", "load"} <= set(whole["machine"])
 
 
+def test_advice_is_scored_beside_the_probes_and_only_where_it_was_asked(shared):
+    import advice
+
+    def pair(gain, predicted, **more):
+        said = {"predicted": predicted, "predicted by seed": [predicted], "effect": gain}
+        return {"gain": gain, "low": gain - 0.01, "high": gain + 0.01, **said, **more}
+
+    asked = {"good": pair(0.1, False, advised="use"), "clash": pair(-0.1, True, advised="undecided")}
+    asked["bad"] = pair(-0.2, True, advised="drop")
+    results = {"digits": {"share": 0.1, "pairs": {"clash": pair(-0.2, True)}}, "PACS": {"share": 0.1, "pairs": asked}}
+    found = advice.summary(results)
+    assert (found["decided"], found["advised"]) == (4, 3)
+    assert (found["f1 decided"], found["f1 advised"]) == (1, pytest.approx(2 / 3))
+    written = advice.section(results)
+    assert [row[-1] for row in written.tables[0].rows] == ["–", "use", "undecided", "drop"]
+    text = " ".join(written.notes)
+    assert "all that hurts is one task, `clash`" in text
+    assert "F1 over the 3 of the scored pairs where it was asked is 0.67" in text
+
+
 def test_the_twin_of_the_whole_run_does_the_same_training():
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
     words = [sys.executable, str(FOLDER / "twin.py"), "--check"]
