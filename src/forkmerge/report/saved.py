@@ -22,6 +22,8 @@ from forkmerge.report.figure import Figure
 from forkmerge.tables import Cell, Column, Table
 
 PLACE = "analysis"
+Show = Callable[[Mapping[str, Any]], Figure | Table]
+"""From results of one kind, by the names they were kept under, to what shows them."""
 
 
 def save_result(folder: str | os.PathLike[str], name: str, result: Result) -> Path:
@@ -45,7 +47,7 @@ def save_result(folder: str | os.PathLike[str], name: str, result: Result) -> Pa
 
 def saved_items(folder: Path) -> list[Figure | Table]:
     """Return a figure or a table for every kind of result kept in a folder."""
-    found: dict[str, list[Any]] = {}
+    found: dict[str, dict[str, Any]] = {}
     for path in sorted((folder / PLACE).glob("*.json")):
         with explained(f"read {path}"):
             text = path.read_bytes()
@@ -55,12 +57,22 @@ def saved_items(folder: Path) -> list[Figure | Table]:
             result = _SHOWN[kind][0].from_json(content)
         except (ValueError, TypeError, KeyError) as error:
             raise StoreError(f"{path} is not a result of an analysis: {error!r}. Delete it.") from None
-        found.setdefault(kind, []).append(result)
+        found.setdefault(kind, {})[path.stem] = result
     return [_SHOWN[kind][1](found[kind]) for kind in _SHOWN if kind in found]
 
 
-def _coefficients(histories: Sequence[merges.CoefficientHistory]) -> Figure:
-    return merge_figures.coefficients_over_rounds({history.target: history for history in histories})
+def _coefficients(histories: Mapping[str, merges.CoefficientHistory]) -> Figure:
+    """One panel per history; where a target has several, each also says the name it was kept under."""
+    targets = [history.target for history in histories.values()]
+    titles = {
+        name: history.target if targets.count(history.target) == 1 else f"{history.target}, {name}"
+        for name, history in histories.items()
+    }
+    return merge_figures.coefficients_over_rounds({titles[name]: histories[name] for name in histories})
+
+
+def _listed(show: Callable[[Sequence[Any]], Figure | Table]) -> Show:
+    return lambda found: show(list(found.values()))
 
 
 def replays(found: Sequence[merges.Replay]) -> Table:
@@ -106,35 +118,34 @@ def survivals(found: Sequence[merges.Survival]) -> Table:
     columns = [Column("round", is_words=True), Column("gain where searched", signed=True)]
     columns += [Column("gain on the other half", signed=True), Column("kept, %", scale=100.0, decimals=0)]
     rows = tuple((Cell(text=str(s.round)), Cell(s.mean_seen), Cell(s.mean_unseen), Cell(s.kept)) for s in found)
-    notes = tuple(
-        f"Round {s.round}: validation data halved {len(s.seen)} times; gains are over the branch {s.baseline}."
-        for s in found[:1]
+    notes = dict.fromkeys(  # each half is searched on once
+        f"Validation data halved {len(s.seen) // 2} times; gains are over the branch {s.baseline}." for s in found
     )
-    return Table("How much of the gain survives", tuple(columns), rows, notes)
+    return Table("How much of the gain survives", tuple(columns), rows, tuple(notes))
 
 
 def _shares(coefficients: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {value:.2f}" for name, value in coefficients.items() if value) or "none"
 
 
-_KINDS: tuple[tuple[type[Result], Callable[[Sequence[Any]], Figure | Table]], ...] = (
-    (transfer.TransferCurve, transfer_figures.gain_curve),
-    (transfer.TransferMatrix, transfer_figures.gain_matrix),
-    (transfer.GradientSimilarity, transfer_figures.cosine_distribution),
-    (transfer.OneStepGains, transfer_figures.cosine_against_gain),
-    (transfer.ShiftCurve, transfer_figures.shift_curve),
-    (transfer.FeatureMap, transfer_figures.feature_map),
-    (merges.CombinationGains, merge_figures.combination_gains),
-    (merges.LossLine, merge_figures.loss_lines),
-    (merges.LossPlane, merge_figures.loss_plane),
+_KINDS: tuple[tuple[type[Result], Show], ...] = (
+    (transfer.TransferCurve, _listed(transfer_figures.gain_curve)),
+    (transfer.TransferMatrix, _listed(transfer_figures.gain_matrix)),
+    (transfer.GradientSimilarity, _listed(transfer_figures.cosine_distribution)),
+    (transfer.OneStepGains, _listed(transfer_figures.cosine_against_gain)),
+    (transfer.ShiftCurve, _listed(transfer_figures.shift_curve)),
+    (transfer.FeatureMap, _listed(transfer_figures.feature_map)),
+    (merges.CombinationGains, _listed(merge_figures.combination_gains)),
+    (merges.LossLine, _listed(merge_figures.loss_lines)),
+    (merges.LossPlane, _listed(merge_figures.loss_plane)),
     (merges.CoefficientHistory, _coefficients),
-    (merges.LearningCurve, merge_figures.learning_curves),
-    (merges.IntervalEffect, merge_figures.interval_effect),
-    (merges.MethodCost, merge_figures.cost_per_method),
-    (merges.ParetoProjection, merge_figures.pareto_projections),
-    (merges.Replay, replays),
-    (merges.Counterfactual, counterfactuals),
-    (merges.Survival, survivals),
+    (merges.LearningCurve, _listed(merge_figures.learning_curves)),
+    (merges.IntervalEffect, _listed(merge_figures.interval_effect)),
+    (merges.MethodCost, _listed(merge_figures.cost_per_method)),
+    (merges.ParetoProjection, _listed(merge_figures.pareto_projections)),
+    (merges.Replay, _listed(replays)),
+    (merges.Counterfactual, _listed(counterfactuals)),
+    (merges.Survival, _listed(survivals)),
 )
 _SHOWN = {kind.__name__: (kind, show) for kind, show in _KINDS}
 """How every kind of result is shown, in the order of a page."""
