@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 import compare_problem
 import report_samples as samples
+from forkmerge.analysis.merge_results import Survival
 from forkmerge.analysis.pieces import FORMAT
 from forkmerge.analysis.results import AuxiliaryFinding, Pictures
 from forkmerge.cli import app
@@ -26,6 +27,8 @@ from forkmerge.experiment import plan_comparison, run_comparison
 from forkmerge.records import read_comparison, to_text, write_records
 from forkmerge.report import (
     Axis,
+    Figure,
+    Heat,
     Page,
     Panel,
     Section,
@@ -184,7 +187,7 @@ def test_a_diagnosis_folder_becomes_a_page_of_verdicts(tmp_path):
     }
     made = samples.diagnosis()
     assert page.figures["features"].panels[1].title == f"{made.pictures.features[0].auxiliary}, λ = 1/16"
-    assert page.figures["mixture"].panels[0].series[1].values == made.pictures.mixtures[0].gains
+    assert page.figures["mixture"].panels[0].series[0].values == made.pictures.mixtures[0].gains
     assert page.figures["line"].panels[0].series[0].x == made.pictures.lines[0].positions
     text = to_html(page)
     for verdict in ("▲ use", "▽ down-weight", "▼ drop", "▼ strong negative"):
@@ -237,6 +240,69 @@ def test_saved_results_join_the_page_of_their_folder(tmp_path):
     (tmp_path / "analysis" / "other.json").write_text("[]")
     with pytest.raises(StoreError, match="is not a result of an analysis"):
         page_from(tmp_path)
+
+
+def test_saved_histories_of_one_target_each_have_a_panel(tmp_path):
+    write_diagnosis(tmp_path)
+    tasks = samples.names(3)
+    for name in ("before", "after"):
+        save_result(tmp_path, name, samples.history(tasks, 4))
+    save_result(tmp_path, "other", samples.history(tasks[1:], 4))
+    titles = [panel.title for panel in page_from(tmp_path).figures["coefficients"].panels]
+    assert titles == ["task 00, after", "task 00, before", "task 01"]
+
+
+def test_survival_says_how_often_the_data_was_halved(tmp_path):
+    write_diagnosis(tmp_path)
+    save_result(tmp_path, "a", Survival(1, (0.1,) * 40, (0.1,) * 40, 0.1, 0.1, 1.0, "alone"))
+    (table,) = page_from(tmp_path).sections[-1].items
+    assert table.notes == ("Validation data halved 20 times; gains are over the branch alone.",)
+
+
+def test_forty_auxiliaries_are_rows_of_heat_maps():
+    tasks = samples.names(40)
+    made = [
+        transfer_figures.gain_curve([samples.curve(task, 0.01 * i - 0.2) for i, task in enumerate(tasks)]),
+        transfer_figures.shift_curve([samples.shift(task, 0.01 * i) for i, task in enumerate(tasks)]),
+        transfer_figures.cosine_distribution([samples.similarity(task, 0.0) for task in tasks]),
+    ]
+    for figure in made:
+        for panel in figure.panels:
+            assert panel.y.labels == tuple(tasks)
+            assert not panel.series
+            assert panel.heat is not None
+            assert len(panel.heat.values) == 40
+        assert len(figure.caption) < 500
+        assert "ands:" not in figure.caption
+        to_plotly(figure)
+    gains, (csd, beside), cosines = made[0].panels[0], made[1].panels, made[2].panels[0]
+    assert gains.x.labels == csd.x.labels == beside.x.labels == ("0", "1/16", "1/4", "1")
+    assert gains.heat.is_gain
+    assert gains.heat.values[3][1:] == tuple(point.mean for point in samples.curve("", -0.17).points)
+    assert beside.heat.is_gain
+    assert not csd.heat.is_gain
+    assert all(sum(row) == pytest.approx(1) for row in cosines.heat.values)
+    one = samples.similarity(tasks[7], 0.0).cosines
+    middles = [
+        x for x, share in zip(cosines.heat.x, cosines.heat.values[7], strict=True) for _ in range(round(80 * share))
+    ]
+    assert max(abs(a - b) for a, b in zip(sorted(one), middles, strict=True)) <= (middles[-1] - middles[0]) / 20
+
+
+def test_names_of_a_heat_map_may_be_numbers():
+    labels = ("0", "1/16", "1/4", "1")
+    panel = Panel("", Axis(labels=labels), Axis(labels=("a", "<b>")), heat=Heat(((0.0, 1.0, 2.0, 3.0),) * 2))
+    (drawn,) = to_plotly(Figure("f", "", "", (panel,)))
+    for way, names in (("x", list(labels)), ("y", ["a", "&lt;b&gt;"])):
+        assert drawn["layout"][f"{way}axis"]["tickvals"] == drawn["data"][0][way] == names
+
+
+def test_only_verdicts_look_like_verdicts(tmp_path):
+    made = samples.diagnosis(("positive", "drop", "use"))
+    text = to_html(diagnosis_page(made, tmp_path))
+    assert text.count('class="pill') == 6  # advice and verdict of each
+    for name in ("positive", "drop", "use"):
+        assert f'<td class="">{name}</td>' in text
 
 
 def test_other_folders_are_refused_by_name(tmp_path):
@@ -316,7 +382,8 @@ def test_panels_of_a_feature_map_have_one_scale_and_dots_of_one_size():
 
 def test_names_of_mixed_models_stand_outside_the_triangle():
     panel = merge_figures.combination_gains([samples.models(samples.names(3))[0]]).panels[0]
-    _, dots, *names = panel.series
+    dots, *names = panel.series
+    assert all(len(series.x) == 1 for series in names)  # nothing shows through between the cells
     assert [series.labels for series in names] == [(name,) for name in samples.names(3)]
     assert all(not min(dots.y) <= series.y[0] <= max(dots.y) for series in names)
 

@@ -66,6 +66,7 @@ class Column:
         signed: Whether positive numbers have a sign.
         is_neutral: Whether that sign is neither good nor bad, so that a page gives it no colour.
         is_words: Whether its cells are words, which stand on the left.
+        is_verdict: Whether these words are verdicts, which a page gives a sign and a colour.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Column:
     signed: bool = False
     is_words: bool = False
     is_neutral: bool = False
+    is_verdict: bool = False
 
     @property
     def title(self) -> str:

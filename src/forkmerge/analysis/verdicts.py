@@ -18,12 +18,12 @@ def verdict_table(diagnosis: Diagnosis) -> Table:
         Column("TG at the best λ", signed=True, decimals=3),
         Column("λ", decimals=4),
         Column("TG at λ = 1", signed=True, decimals=3),
-        Column("transfer", is_words=True),
+        Column("transfer", is_words=True, is_verdict=True),
         Column("cosine", signed=True, decimals=2, is_neutral=True),
         Column("CSD change", signed=True, decimals=3, is_neutral=True),
         Column("ForkMerge's λ", decimals=2),
         Column("short trial", signed=True, decimals=3, is_neutral=True),
-        Column("advice", is_words=True),
+        Column("advice", is_words=True, is_verdict=True),
     )
     rows = tuple(_row(finding) for finding in diagnosis.findings)
     notes = (*_explained(diagnosis), *_reasons(diagnosis), *diagnosis.notes)

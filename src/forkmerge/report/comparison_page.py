@@ -118,7 +118,7 @@ def verdict_table(summary: Summary) -> Table:
     percent: dict[str, Any] = {"scale": 100.0, "decimals": 2, "signed": True}
     columns = (
         Column("method", is_words=True),
-        Column(f"than {summary.baseline}", is_words=True),
+        Column(f"than {summary.baseline}", is_words=True, is_verdict=True),
         Column("Δ_m, per cent", **percent),
         Column(f"{summary.confidence:.0%} interval", **percent),
         Column("seeds won", decimals=0),

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 Numbers = tuple[float | None, ...]
 """None leaves a gap."""
+MOST_LINES = 8  # lines that can be told apart; more become rows of a heat map
 _MOST_LARGE = 30  # dots of full size
 
 

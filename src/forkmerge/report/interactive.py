@@ -231,7 +231,9 @@ def _axis(axis: Axis, panel: Panel) -> dict[str, Any]:
         every = -(-len(axis.labels) // _MOST_NAMES)
         places = range(0, len(axis.labels), every)
         shown = [shorten(axis.labels[place]) for place in places]
-        found.update(tickvals=list(places), ticktext=_texts(shown), type="category" if panel.heat else "linear")
+        # A category by its name: plotly would take the place 1 for a category that is called "1".
+        marks = _texts(axis.labels[place] for place in places) if panel.heat else list(places)
+        found.update(tickvals=marks, ticktext=_texts(shown), type="category" if panel.heat else "linear")
         if panel.heat is None:
             found["range"] = [-0.6, len(axis.labels) - 0.4]
     if axis.ticks:

@@ -16,9 +16,8 @@ from forkmerge.analysis.merge_results import (
     ParetoProjection,
 )
 from forkmerge.report.figure import Axis, Figure, Heat, Panel, Series
-from forkmerge.report.transfer_figures import numbers, signed
+from forkmerge.report.transfer_figures import numbers, rows_if_many, signed
 
-MOST_LINES = 8  # branches or tasks that can be told apart as lines; more become rows of a heat map
 _MOST_SHOWN = 6  # methods whose curves are drawn before somebody asks for the others
 
 
@@ -60,10 +59,6 @@ def _shares(
     stds: dict[str, tuple[float, ...]],
     what: str,
 ) -> Panel:
-    x = Axis("step")
-    if len(means) > MOST_LINES:
-        rows = tuple(numbers(values) for values in means.values())
-        return Panel(title, x, Axis(labels=tuple(means)), heat=Heat(rows, x=tuple(steps)))
     series = []
     for name, values in means.items():
         spread = stds.get(name, ())
@@ -71,7 +66,8 @@ def _shares(
         high = numbers(m + s for m, s in zip(values, spread, strict=True)) if spread else ()
         series.append(Series(name, tuple(steps), numbers(values), low, high))
     top = max((v for values in means.values() for v in values if math.isfinite(v)), default=1.0)
-    return Panel(title, x, Axis(what, low=-0.03, high=max(top, 1.0) * 1.04), tuple(series))
+    axis = Axis(what, low=-0.03, high=max(top, 1.0) * 1.04)
+    return rows_if_many(Panel(title, Axis("step"), axis, tuple(series)))
 
 
 def learning_curves(curves: Sequence[LearningCurve], shown: Sequence[str] = ()) -> Figure:
@@ -207,8 +203,6 @@ def _mixed_three(found: CombinationGains) -> Panel:
         ", ".join(f"{n} {c:.2f}" for n, c in zip(found.names, point, strict=True)) + f": {signed(gain, '+.4g')}"
         for point, gain in zip(found.coefficients, found.gains, strict=True)
     )
-    edge_x, edge_y = zip(*corners, corners[0], strict=True)
-    outline = Series("", edge_x, edge_y, is_reference=True)
     dots = Series("gain", x, y, kind="dots", values=numbers(found.gains), texts=texts)
     # One by one, so that no line joins them; below or above the corners, where no dot is.
     names = (
@@ -216,7 +210,7 @@ def _mixed_three(found: CombinationGains) -> Panel:
         for name, (x, y) in zip(found.names, corners, strict=True)
     )
     hidden = Axis(is_hidden=True)
-    return Panel("", hidden, hidden, (outline, dots, *names), is_square=True)
+    return Panel("", hidden, hidden, (dots, *names), is_square=True)
 
 
 def _inside(corners: Sequence[tuple[float, float]], weights: Sequence[float]) -> tuple[float, float]:

@@ -214,7 +214,7 @@ def _cell(column: Column, cell: Cell, text: str) -> str:
     if column.signed and not column.is_neutral:
         classes += _sign(cell, text)
     shown = _text(text)
-    if cell.text in _PILLS:
+    if column.is_verdict and cell.text in _PILLS:
         sign, kind = _PILLS[cell.text]
         shown = f'<span class="pill {kind}">{sign} {shown}</span>'
     ends = [end for end in (cell.low, cell.high) if end is not None]

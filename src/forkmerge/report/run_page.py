@@ -11,8 +11,8 @@ from forkmerge.analysis.dynamics import coefficient_history
 from forkmerge.console import show_seconds
 from forkmerge.errors import command
 from forkmerge.history import Story
-from forkmerge.report.figure import Axis, Figure, Panel, Series
-from forkmerge.report.merge_figures import MOST_LINES, coefficients_over_rounds, relevance_over_rounds
+from forkmerge.report.figure import MOST_LINES, Axis, Figure, Panel, Series
+from forkmerge.report.merge_figures import coefficients_over_rounds, relevance_over_rounds
 from forkmerge.report.page import Page, Section
 from forkmerge.report.transfer_figures import numbers
 from forkmerge.run import Round, Run, show_metrics
@@ -72,7 +72,11 @@ def auxiliaries_table(run: Run) -> Table:
         taken = sum(r.relevance.get(task, 0.0) > 0 for r in rounds)
         cells = Cell(found[task]), Cell(last.get(task, 0.0)), Cell(float(taken))
         rows.append((Cell(text=task), Cell(text=use), *cells))
-    names = Column("auxiliary", is_words=True), Column("verdict", is_words=True), Column("mean λ", decimals=3)
+    names = (
+        Column("auxiliary", is_words=True),
+        Column("verdict", is_words=True, is_verdict=True),
+        Column("mean λ", decimals=3),
+    )
     rest = Column("λ, last merge", decimals=3), Column(f"rounds with λ > 0, of {len(rounds)}", decimals=0)
     note = (
         f"λ: the task's weight that the merges amount to. Used: at least {_USED:.0%} of what equal coefficients would "

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from statistics import fmean
 
 from forkmerge.analysis.results import (
@@ -14,12 +15,13 @@ from forkmerge.analysis.results import (
     TransferCurve,
     TransferMatrix,
 )
-from forkmerge.report.figure import Axis, Figure, Heat, Numbers, Panel, Series
+from forkmerge.report.figure import MOST_LINES, Axis, Figure, Heat, Numbers, Panel, Series
 
 _BINS = 30
 _FIT_POINTS = 100  # more than a line marks
 _MOST_FITS = 6  # λ of a scatter that are drawn at once
 _MOST_MAPS = 4  # λ of a map in one row
+_MOST_WRITTEN = 12  # columns of a heat map that leave room for numbers
 _LAMBDA = "λ, weight of the auxiliary"
 
 
@@ -31,6 +33,27 @@ def numbers(values: Iterable[float | None]) -> Numbers:
 def signed(value: float, form: str = "+.2f") -> str:
     """Return a number with its sign."""
     return format(value, form).replace("-", "−")
+
+
+def rows_if_many(panel: Panel, *, name: Callable[[float], str] | None = None, is_gain: bool = False) -> Panel:
+    """Return a panel of lines, or of a heat map with a row for each where they are too many to tell apart.
+
+    Args:
+        panel: Of lines, or of steps of one width.
+        name: Names the columns; without, they stand where the points do, evenly spaced.
+        is_gain: Whether zero divides blue from red.
+    """
+    lines = panel.series
+    if len(lines) <= MOST_LINES:
+        return panel
+    places = sorted({place for line in lines for place in line.x if place is not None})
+    found = [dict(zip(line.x, line.y, strict=True)) for line in lines]
+    rows = tuple(tuple(row.get(place) for place in places) for row in found)
+    half = (places[1] - places[0]) / 2 if lines[0].kind == "steps" else 0.0  # a step begins at its point
+    middles = () if name else tuple(place + half for place in places)
+    heat = Heat(rows, x=middles, is_gain=is_gain, is_written=bool(name) and len(places) <= _MOST_WRITTEN)
+    x = replace(panel.x, labels=tuple(map(name, places))) if name else panel.x
+    return Panel(panel.title, x, Axis(labels=tuple(line.name for line in lines)), heat=heat)
 
 
 def gain_curve(curves: Sequence[TransferCurve]) -> Figure:
@@ -50,14 +73,16 @@ def gain_curve(curves: Sequence[TransferCurve]) -> Figure:
             )
         )
     target = curves[0].target if curves else ""
+    many = len(curves) > MOST_LINES
     level = f"{curves[0].confidence:.0%}" if curves else ""
+    look = "Red is above zero, blue below." if many else f"Bands: {level} intervals over paired seeds."
     caption = (
         f"Transfer gain TG(λ): score of {target} trained with an auxiliary of weight λ minus its score alone. Above "
-        f"zero the auxiliary helps. Bands: {level} intervals over paired seeds. A curve that is negative for every "
-        "λ > 0 is strong negative transfer; one that a smaller λ would lift above zero is weak."
+        f"zero the auxiliary helps. {look} A {'row' if many else 'curve'} that is negative for every λ > 0 is strong "
+        "negative transfer; one that a smaller λ would lift above zero is weak."
     )
     panel = Panel("", Axis(_LAMBDA), Axis("transfer gain"), tuple(series))
-    return Figure("gain", "Transfer gain over λ", caption, (panel,))
+    return Figure("gain", "Transfer gain over λ", caption, (rows_if_many(panel, name=_fraction, is_gain=True),))
 
 
 def gain_matrix(matrices: Sequence[TransferMatrix]) -> Figure:
@@ -68,7 +93,7 @@ def gain_matrix(matrices: Sequence[TransferMatrix]) -> Figure:
     for matrix in matrices:
         values = tuple(numbers(None if cell is None else cell.mean for cell in row) for row in matrix.cells)
         title = f"{matrix.algorithm}: {matrix.negatives} of {matrix.pairs} negative"
-        written = len(matrix.targets) <= 12
+        written = len(matrix.targets) <= _MOST_WRITTEN
         heat = Heat(values, is_gain=True, is_written=written, span=span)
         x, y = Axis("target", labels=matrix.targets), Axis("auxiliary", labels=matrix.auxiliaries)
         panels.append(Panel(title, x, y, heat=heat))
@@ -92,13 +117,20 @@ def cosine_distribution(similarities: Sequence[GradientSimilarity]) -> Figure:
             if math.isfinite(value):
                 shares[min(int((value - low) / width), _BINS - 1) + 1] += 1 / len(found.cosines)
         series.append(Series(found.second, edges, tuple(shares), kind="steps"))
-    words = ", ".join(f"{s.second} {signed(s.mean)} ({s.conflicts:.0%} in conflict)" for s in similarities)
     caption = (
         "Share of batches by the cosine between the gradients of the target and an auxiliary; left of zero they "
-        f"conflict. Means: {words}."
+        f"conflict. {_means(similarities)}"
     )
-    axes = Axis("gradient cosine similarity"), Axis("share of batches")
-    return Figure("cosines", "Do gradients conflict?", caption, (Panel("", *axes, tuple(series)),))
+    panel = Panel("", Axis("gradient cosine similarity"), Axis("share of batches"), tuple(series))
+    return Figure("cosines", "Do gradients conflict?", caption, (rows_if_many(panel),))
+
+
+def _means(similarities: Sequence[GradientSimilarity]) -> str:
+    words = {s.second: f"{s.second} {signed(s.mean)} ({s.conflicts:.0%} in conflict)" for s in similarities}
+    if len(words) <= MOST_LINES:
+        return f"Means: {', '.join(words.values())}."
+    known = sorted((s for s in similarities if math.isfinite(s.mean)), key=lambda s: s.mean)
+    return f"Lowest mean: {words[known[0].second]}; highest: {words[known[-1].second]}." if known else ""
 
 
 def cosine_against_gain(experiments: Sequence[OneStepGains]) -> Figure:
@@ -152,15 +184,16 @@ def shift_curve(curves: Sequence[ShiftCurve]) -> Figure:
         discrepancy.append(Series(curve.auxiliary, weights, numbers(means), low, high))
         gain.append(Series(curve.auxiliary, weights, numbers(point.gain for point in curve.points)))
     split = curves[0].split if curves else "validation"
+    bands = "; bands: ± standard deviation" if len(curves) <= MOST_LINES else ""
     caption = (
-        f"Confidence score discrepancy on {split} inputs of the target (1 minus the mean confidence; bands: ± standard "
-        "deviation) and transfer gain, both over λ. Where the discrepancy first falls and the gain is positive, the "
+        f"Confidence score discrepancy on {split} inputs of the target (1 minus the mean confidence{bands}) "
+        "and transfer gain, both over λ. Where the discrepancy first falls and the gain is positive, the "
         "auxiliary brings the training distribution closer to the target's."
     )
     x = Axis(_LAMBDA)
     panels = (
-        Panel("confidence score discrepancy", x, Axis("CSD"), tuple(discrepancy)),
-        Panel("transfer gain", x, Axis("transfer gain"), tuple(gain)),
+        rows_if_many(Panel("confidence score discrepancy", x, Axis("CSD"), tuple(discrepancy)), name=_fraction),
+        rows_if_many(Panel("transfer gain", x, Axis("transfer gain"), tuple(gain)), name=_fraction, is_gain=True),
     )
     return Figure("shift", "Does negative transfer follow the distribution shift?", caption, panels)
 
