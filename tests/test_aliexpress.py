@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import time
@@ -164,6 +165,16 @@ class TestBadFiles:
         with pytest.raises(
             fm.ProblemError, match=r"AliExpress_NL/train.csv, AliExpress_NL/test.csv not found.*Tianchi"
         ):
+            load(tmp_path)
+
+    def test_a_file_that_cannot_be_read_to_its_end_is_named(self, tmp_path: Path, monkeypatch) -> None:
+        write(tmp_path, "NL")
+
+        def fail(lines: object, count: int) -> object:
+            raise OSError(errno.EIO, "Input/output error")
+
+        monkeypatch.setattr(_tables, "islice", fail)
+        with pytest.raises(fm.ProblemError, match=r"cannot read .*train.csv: Input/output error"):
             load(tmp_path)
 
     def test_a_truncated_row_is_named(self, tmp_path: Path) -> None:

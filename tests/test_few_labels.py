@@ -140,7 +140,7 @@ class TestCifar:
         write_binary(tmp_path)
         path = tmp_path / "test_batch.bin"
         path.write_bytes(b"\x0a" + path.read_bytes()[1:])
-        with pytest.raises(fm.ProblemError, match=r"test_batch.bin has a class of 10"):
+        with pytest.raises(fm.ProblemError, match=r"test_batch.bin: labels holds 10, expected 0 to 9"):
             cifar10.load(tmp_path)
 
     def test_a_truncated_pickle_is_named(self, tmp_path: Path) -> None:
@@ -300,6 +300,20 @@ class TestSvhn:
         with pytest.raises(fm.ProblemError, match=r"test_32x32.mat"):
             svhn.load(tmp_path)
 
+    @pytest.mark.parametrize(
+        ("flags", "lengths"), [(b"", [1, 1]), (b"\x09\0\0\0\0\0\0\0", [-1, -1])], ids=["no flags", "no shape"]
+    )
+    def test_impossible_variables_are_named(self, tmp_path: Path, flags: bytes, lengths: list[int]) -> None:
+        def element(kind: int, data: bytes) -> bytes:
+            return kind.to_bytes(4, "little") + len(data).to_bytes(4, "little") + data + b"\0" * (-len(data) % 8)
+
+        matrix = element(6, flags) + element(5, np.array(lengths, "<i4").tobytes())
+        matrix += element(1, b"y") + element(2, b"\1")
+        header = b"MATLAB 5.0 MAT-file".ljust(124) + b"\0\1IM"
+        (tmp_path / "odd.mat").write_bytes(header + element(14, matrix))
+        with pytest.raises(fm.ProblemError, match=r"cannot read .*odd.mat: a variable has no type or an impossible"):
+            read_mat(tmp_path / "odd.mat", ["y"])
+
     def test_counts_of_the_paper_are_checked(self, tmp_path: Path) -> None:
         write_svhn(tmp_path)
         with pytest.raises(fm.ProblemError, match="expected 73,257"):
@@ -391,6 +405,21 @@ def test_a_damaged_pack_is_named(tmp_path: Path) -> None:
     np.savez(path, jpeg_train=np.zeros(3, np.uint8), offsets_train=np.array([0, 3]))
     with pytest.raises(fm.ProblemError, match=r"cannot decode the image .*svhn_jpeg.npz image 0"):
         svhn.load(tmp_path, cache=tmp_path)
+
+
+def test_impossible_classes_of_a_pack_are_named(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    buffer = io.BytesIO()
+    image.new("RGB", (32, 32)).save(buffer, "JPEG")
+    arrays: dict[str, np.ndarray] = {}
+    for part, kind in (("train", 3), ("test", 10)):
+        arrays[f"jpeg_{part}"] = np.frombuffer(buffer.getvalue(), np.uint8)
+        arrays[f"offsets_{part}"] = np.array([0, len(buffer.getvalue())])
+        arrays[f"y_{part}"] = np.array([kind])
+    for module, name in ((cifar10, "cifar10_jpeg.npz"), (svhn, "svhn_jpeg.npz")):
+        np.savez(tmp_path / name, **arrays)
+        with pytest.raises(fm.ProblemError, match=rf"{name}: y_test holds 10, expected 0 to 9"):
+            module.load(tmp_path, cache=tmp_path)
 
 
 def test_unlabelled_batches_hold_images_only(tmp_path: Path) -> None:

@@ -71,10 +71,17 @@ class TestScenes:
         write(tmp_path)
         path = tmp_path / "train" / kind / "3.npy"
         whole = path.read_bytes()
-        for broken in (whole[:-8], whole[:50], b"", b"not an array" * 20):
+        for broken in (whole[:-8], whole[:50], b"", b"not an array" * 20, whole.replace(b"}", b"{", 1)):
             path.write_bytes(broken)
             with pytest.raises(fm.ProblemError, match=rf"cannot read .*{kind}/3.npy"):
                 Scenes(tmp_path / "train")
+
+    def test_an_archive_in_place_of_an_array_is_named(self, tmp_path: Path) -> None:
+        write(tmp_path)
+        np.savez(tmp_path / "pack.npz", np.zeros(3))
+        (tmp_path / "pack.npz").replace(tmp_path / "train" / "image" / "0.npy")
+        with pytest.raises(fm.ProblemError, match=r"cannot read .*image/0.npy: it is an archive"):
+            Scenes(tmp_path / "train")
 
     def test_objects_are_refused(self, tmp_path: Path) -> None:
         write(tmp_path)
@@ -96,7 +103,11 @@ class TestScenes:
 
     @pytest.mark.parametrize(
         ("kind", "value", "message"),
-        [("label", 13.0, "classes from 0 to 12"), ("label", 0.5, "classes"), ("depth", np.nan, "not finite")],
+        [
+            ("label", 13.0, "holds 13, expected 0 to 12, or -1"),
+            ("label", 0.5, "holds 0.5, expected"),
+            ("depth", np.nan, "not finite"),
+        ],
     )
     def test_impossible_values_are_named_when_read(self, tmp_path: Path, kind: str, value: float, message: str) -> None:
         write(tmp_path)

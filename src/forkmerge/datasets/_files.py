@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import lzma
 import os
+import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -17,6 +20,12 @@ from forkmerge.errors import ProblemError
 Root = str | os.PathLike[str] | None
 Array = npt.NDArray[Any]
 VARIABLE = "FORKMERGE_DATA"
+READING_ERRORS = (
+    *(OSError, ValueError, EOFError, AttributeError, TypeError, RuntimeError, KeyError, MemoryError),
+    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, TokenError),
+)
+"""What numpy raises for a damaged .npy or .npz file: RuntimeError where a flag says that it is encrypted or packed in
+an unknown way, MemoryError where its header asks for too much, TokenError where that is no Python."""
 
 
 def data_folder(root: Root, what: str) -> Path:
@@ -94,6 +103,33 @@ def check_count(what: str, found: int, expected: float, tolerance: float = 0.0) 
         )
 
 
+def check_codes(path: Path, name: str, codes: Array, sizes: int | Array, unknown: int | None = None) -> None:
+    """Refuse classes or other codes that are not whole numbers from 0 to size − 1.
+
+    Args:
+        path: The file.
+        name: What they are called in it.
+        codes: The codes.
+        sizes: How many there can be; for a table, one number per column.
+        unknown: The code of what is not known, if there is one.
+    """
+    if codes.dtype.kind not in "biuf" or (np.ndim(sizes) and codes.shape[1:] != np.shape(sizes)):
+        raise ProblemError(
+            f"{path}: {name} is an array of {codes.dtype} and shape {codes.shape}: expected codes"
+            + (f" in {np.size(sizes)} columns." if np.ndim(sizes) else ".")
+        )
+    is_good = (codes >= 0) & (codes < sizes)
+    if codes.dtype.kind == "f":
+        is_good &= codes == np.floor(codes)
+    if unknown is not None:
+        is_good |= codes == unknown
+    if not is_good.all():
+        place = tuple(np.argwhere(~is_good)[0])
+        last = int(np.broadcast_to(sizes, codes.shape)[place]) - 1
+        also = "" if unknown is None else f", or {unknown} where unknown"
+        raise ProblemError(f"{path}: {name} holds {codes[place]:g}, expected 0 to {last}{also}. Get the file again.")
+
+
 class Pack:
     """A .npz file of arrays without objects.
 
@@ -114,11 +150,17 @@ class Pack:
         array: Array = self._read(lambda arrays: arrays[name])
         return array
 
+    def codes(self, name: str, sizes: int | Array, unknown: int | None = None) -> Array:
+        """Return an array of classes or other codes as integers; see `check_codes`."""
+        array = self[name]
+        check_codes(self.path, name, array, sizes, unknown)
+        return array.astype(np.int64)
+
     def _read(self, get: Callable[[Any], Any]) -> Any:
         try:
             with self.path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
                 return get(arrays)
-        except (OSError, ValueError, zipfile.BadZipFile, zlib.error, EOFError, AttributeError, TypeError) as error:
+        except READING_ERRORS as error:
             raise ProblemError(f"cannot read {self.path}: {error}. Get the file again.") from None
 
 

@@ -87,7 +87,10 @@ def _elements(data: memoryview, order: str) -> Iterator[tuple[int, memoryview]]:
 def _read_matrix(content: memoryview, order: str, names: Collection[str], found: dict[str, Array]) -> None:
     parts = _elements(content, order)
     flags = _numbers(next(parts), order)
-    shape = [int(length) for length in _numbers(next(parts), order)]
+    lengths = _numbers(next(parts), order)
+    if not flags.size or flags.dtype.kind == "f" or lengths.dtype.kind == "f" or (lengths < 0).any():
+        raise _Damage("a variable has no type or an impossible shape")
+    shape = [int(length) for length in lengths]
     name = bytes(next(parts)[1]).decode("ascii", "replace")
     if name not in names:
         return

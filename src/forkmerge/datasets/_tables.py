@@ -190,16 +190,15 @@ def _chunks(paths: Sequence[Path], schema: Schema, progress: bool) -> Iterator[A
         task = bar.add_task("converting tables", total=sum(path.stat().st_size for path in paths))
         for path in paths:
             try:
-                opened = path.open(encoding="ascii", errors="replace")
-            except OSError as error:
-                raise ProblemError(f"cannot read {path}: {error.strerror}.") from None
-            with opened as file:
-                _check_names(path, schema, file.readline())
-                line = 2
-                while lines := list(islice(file, _CHUNK)):
-                    yield _parsed(path, schema, lines, line)
-                    line += len(lines)
-                    bar.advance(task, sum(map(len, lines)))
+                with path.open(encoding="ascii", errors="replace") as file:
+                    _check_names(path, schema, file.readline())
+                    line = 2
+                    while lines := list(islice(file, _CHUNK)):
+                        yield _parsed(path, schema, lines, line)
+                        line += len(lines)
+                        bar.advance(task, sum(map(len, lines)))
+            except OSError as error:  # of reading alone: what is written stands outside of this generator
+                raise ProblemError(f"cannot read {path}: {error.strerror or error}.") from None
 
 
 def _check_names(path: Path, schema: Schema, header: str) -> None:

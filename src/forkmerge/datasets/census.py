@@ -53,7 +53,8 @@ def recipe(
 def problem(target: str = "income_gt_50k", root: Root = None, *, batch_size: int = 256) -> fm.Problem:
     """Return three tasks on the same rows, each measured by the area under the ROC curve."""
     pack = _pack(root)
-    codes, numbers, labels, split = (pack[name] for name in ("cat", "num", "y", "split"))
+    codes, labels, split = pack.codes("cat", pack["cat_cardinality"]), pack.codes("y", 2), pack.codes("split", 3)
+    numbers = pack["num"]
     check_columns(pack, {"cat": codes, "num": numbers, "y": labels, "split": split})
     tasks = [str(name) for name in pack["task_names"]]
     scaled = standardised(numbers, split == 0)

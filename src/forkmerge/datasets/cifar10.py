@@ -18,7 +18,7 @@ from torch import Tensor
 import forkmerge as fm
 from forkmerge.datasets import semi
 from forkmerge.datasets._classify import CropAndFlip
-from forkmerge.datasets._files import Array, Pack, Root, check_count, data_folder, find, missing, require
+from forkmerge.datasets._files import Array, Pack, Root, check_codes, check_count, data_folder, find, missing, require
 from forkmerge.datasets._packs import decode_pack
 from forkmerge.datasets._pickles import read_arrays, read_tensors
 from forkmerge.datasets.semi import Images, SemiSplits
@@ -141,10 +141,10 @@ def images_of_pack(path: Path, size: int, cache: Root) -> Images:
     parts: list[Tensor] = []
     for part in ("train", "test"):
         pixels = decode_pack(pack, f"jpeg_{part}", f"offsets_{part}", size, cache=cache)
-        classes = pack[f"y_{part}"]
+        classes = pack.codes(f"y_{part}", CLASSES)
         if len(classes) != len(pixels):
             raise fm.ProblemError(f"{path} has {len(pixels)} {part} images and {len(classes)} classes.")
-        parts += [torch.tensor(pixels), torch.tensor(classes.astype(np.int64))]
+        parts += [torch.tensor(pixels), torch.from_numpy(classes)]
     return Images(*parts)
 
 
@@ -160,8 +160,9 @@ def images_of_tensors(paths: Sequence[Path], classes: int) -> Images:
         if images.shape[1] != 3:
             images = images.permute(0, 3, 1, 2).contiguous()
         labels = labels.reshape(-1).long()
-        if len(labels) != len(images) or (len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes):
-            raise fm.ProblemError(f"{path} must have a class from 0 to {classes - 1} for each of {len(images)} images.")
+        if len(labels) != len(images):
+            raise fm.ProblemError(f"{path} has {len(images)} images and {len(labels)} classes.")
+        check_codes(path, "labels", labels.numpy(), classes)
         parts += [images, labels]
     return Images(*parts)
 
@@ -200,8 +201,5 @@ def _read_python(path: Path) -> tuple[Array, Array]:
 def _checked(path: Path, images: Array, classes: Array) -> tuple[Array, Array]:
     if classes.ndim != 1 or len(classes) != len(images) or classes.dtype.kind not in "iu":
         raise fm.ProblemError(f"{path} has {len(images)} images and labels of shape {classes.shape}.")
-    if len(classes) and not 0 <= classes.min() <= classes.max() < CLASSES:
-        raise fm.ProblemError(
-            f"{path} has a class of {classes.max()}: expected 0 to {CLASSES - 1}. Get the file again."
-        )
+    check_codes(path, "labels", classes, CLASSES)
     return images.reshape(-1, 3, SIDE, SIDE), classes.astype(np.int64)

@@ -18,7 +18,17 @@ from torch.utils.data import Dataset, Subset
 
 import forkmerge as fm
 from forkmerge.datasets import dense
-from forkmerge.datasets._files import Array, Root, check_count, data_folder, find, missing, weights_file
+from forkmerge.datasets._files import (
+    READING_ERRORS,
+    Array,
+    Root,
+    check_codes,
+    check_count,
+    data_folder,
+    find,
+    missing,
+    weights_file,
+)
 from forkmerge.models import MTAN, DenseModel, ResNet, load_published
 
 CLASSES = 13
@@ -170,15 +180,10 @@ class Scenes(Dataset[Any]):
 
     def _read(self, kind: str, index: int) -> Array:
         path = self._path(kind, index)
-        try:
-            values: Array = np.load(path, allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
-            raise fm.ProblemError(f"cannot read {path}: {error}. Get the file again.") from None
+        values = _load(path)
         if kind == "label":
-            labels = values.astype(np.int64)
-            if not bool((labels == values).all()) or labels.min() < dense.IGNORED or labels.max() >= CLASSES:
-                raise fm.ProblemError(f"{path} must hold classes from 0 to {CLASSES - 1}, or −1 where unknown.")
-            return labels
+            check_codes(path, "label", values, CLASSES, dense.IGNORED)
+            return values.astype(np.int64)
         if not bool(np.isfinite(values).all()):
             raise fm.ProblemError(f"{path} holds values that are not finite. Get the file again.")
         return np.ascontiguousarray(values.astype(np.float32).transpose(2, 0, 1))
@@ -186,11 +191,19 @@ class Scenes(Dataset[Any]):
 
 def _shape(path: Path) -> tuple[int, ...]:
     """Return the shape of a .npy file, which must be as long as its own header says."""
-    try:
-        found = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise fm.ProblemError(f"cannot read {path}: {error}. Get the file again.") from None
+    found = _load(path, mmap_mode="r")
     if found.dtype.kind not in "fiu":
         raise fm.ProblemError(f"{path} holds {found.dtype}: expected numbers.")
     shape: tuple[int, ...] = found.shape
     return shape
+
+
+def _load(path: Path, mmap_mode: Literal["r"] | None = None) -> Array:
+    try:
+        found = np.load(path, mmap_mode, allow_pickle=False)
+    except READING_ERRORS as error:
+        raise fm.ProblemError(f"cannot read {path}: {error}. Get the file again.") from None
+    if not isinstance(found, np.ndarray):
+        found.close()
+        raise fm.ProblemError(f"cannot read {path}: it is an archive, no array. Get the file again.")
+    return found

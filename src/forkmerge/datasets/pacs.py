@@ -89,12 +89,13 @@ def problem(
         raise fm.ProblemError(f"score must be 'accuracy' or 'nll', got {score!r}.")
     metric = fm.accuracy if score == "accuracy" else fm.nll
     pack = Pack(data_folder(root, "PACS") / FILE, SOURCE)
-    labels, domains, split = (pack[name].astype(np.int64) for name in ("labels", "domains", "split"))
+    names = pack["domain_names"].tolist()
+    labels, domains, split = pack.codes("labels", CLASSES), pack.codes("domains", len(names)), pack.codes("split", 3)
     pixels = decode_pack(pack, "jpeg", "offsets", size, cache=cache)
     check_columns(pack, {"images": pixels, "labels": labels, "domains": domains, "split": split})
     prepare = CropAndFlip(padding=size // 8)
     streams, validation, test = {}, {}, {}
-    for code, name in enumerate(pack["domain_names"].tolist()):
+    for code, name in enumerate(names):
         parts = [
             TensorDataset(torch.tensor(pixels[rows]), torch.tensor(labels[rows]))
             for rows in (np.flatnonzero((domains == code) & (split == part)) for part in range(3))

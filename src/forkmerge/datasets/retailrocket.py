@@ -65,9 +65,11 @@ def problem(
         batch_size: Rows per step.
     """
     pack = Pack(data_folder(root, "RetailRocket") / FILE, SOURCE)
-    rows = {name: pack[name].astype(np.int64) for name in ("user", "item", "timestamp", *TASKS, "split_time")}
-    check_columns(pack, rows)
     items = int(pack["n_items"])
+    sizes = {"user": int(pack["n_users"]), "item": items, **dict.fromkeys(TASKS, 2), "split_time": 3}
+    rows = {name: pack.codes(name, size) for name, size in sizes.items()}
+    rows["timestamp"] = pack["timestamp"].astype(np.int64)
+    check_columns(pack, rows)
     known = rows["user"] * items + rows["item"]
     user, item = draw_others(rows["user"], known, items, others, "retailrocket", seed)
     time = np.concatenate([rows["timestamp"], np.repeat(rows["timestamp"], others)])

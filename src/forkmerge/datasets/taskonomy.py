@@ -92,7 +92,7 @@ def problem(
     if labels not in CLASSES:
         raise fm.ProblemError(f"labels must be 'surfseg' or 'semseg', got {labels!r}.")
     pack = Pack(data_folder(root, "Taskonomy") / FILE, SOURCE)
-    split = pack["split"]
+    split = pack.codes("split", 3)
     columns = _columns(pack, labels)
     check_columns(pack, {"split": split, **dict(zip(("rgb", labels, "depth", "normal"), columns, strict=True))})
     training, held, test = (
@@ -109,7 +109,7 @@ def problem(
 
 def _columns(pack: Pack, labels: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     images = torch.tensor(pack["rgb"]).permute(0, 3, 1, 2)
-    classes = torch.tensor(pack[labels].astype(np.int64))
+    classes = torch.from_numpy(pack.codes(labels, CLASSES[labels], _UNKNOWN))
     depth = torch.tensor(pack["depth"].astype(np.float32))[:, None]
     normals = torch.tensor(pack["normal"].astype(np.float32) / 127).permute(0, 3, 1, 2)
     classes[classes == _UNKNOWN] = dense.IGNORED

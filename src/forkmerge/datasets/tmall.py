@@ -81,14 +81,16 @@ def problem(
 
 def _splits(pack: Pack, name: str) -> list[Array]:
     """Return the pairs of user and item to train, validate and test on, [n, 2] each."""
-    found = {part: pack[f"{name}_{part}"].astype(np.int64) for part in ("user", "item", "timestamp")}
+    sizes = {part: int(pack[f"n_{part}s"]) for part in ("user", "item")}
+    found = {part: pack.codes(f"{name}_{part}", size) for part, size in sizes.items()}
+    found["timestamp"] = pack[f"{name}_timestamp"].astype(np.int64)
     check_columns(pack, {f"{name}_{part}": column for part, column in found.items()})
     order = np.argsort(found["timestamp"], kind="stable")
     pairs = np.stack([found["user"], found["item"]], axis=1)[order]
     first, second = len(pairs) * 90 // 100, len(pairs) * 95 // 100
     if name != "buy":
         return [pairs[:first], pairs[first:second], pairs[second:]]
-    held = [pack[f"test_buy_{part}"].astype(np.int64) for part in ("user", "item")]
+    held = [pack.codes(f"test_buy_{part}", size) for part, size in sizes.items()]
     check_columns(pack, {"test_buy_user": held[0], "test_buy_item": held[1]})
     return [pairs[:first], pairs[first:], np.stack(held, axis=1)]
 
