@@ -15,8 +15,8 @@ from forkmerge.analysis.results import AuxiliaryFinding, Diagnosis
 from forkmerge.analysis.verdicts import verdict_table
 from forkmerge.console import show_seconds
 from forkmerge.errors import command
-from forkmerge.report.figure import Figure
-from forkmerge.report.merge_figures import MOST_LINES, combination_gains, loss_lines
+from forkmerge.report.figure import MOST_LINES, Figure
+from forkmerge.report.merge_figures import combination_gains, loss_lines
 from forkmerge.report.page import Page, Section
 from forkmerge.report.run_page import some
 from forkmerge.report.transfer_figures import (
