@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from forkmerge.analysis.pieces import L2
-from forkmerge.analysis.results import AuxiliaryFinding, Diagnosis
+from forkmerge.analysis.results import Diagnosis
 from forkmerge.analysis.verdicts import verdict_table
 from forkmerge.console import show_seconds
 from forkmerge.errors import command
@@ -28,25 +27,28 @@ from forkmerge.report.transfer_figures import (
 )
 from forkmerge.tables import Table
 
+_CONFLICT = "Gradient conflict"
 _ADVICE = {"use": "use", "down-weight": "down-weight", "drop": "drop", "undecided": "gather more evidence on"}
 
 
 def diagnosis_page(diagnosis: Diagnosis, folder: Path) -> Page:
     """Return the page of a diagnosis."""
-    findings, pictures, names = diagnosis.findings, diagnosis.pictures, _strongest(diagnosis)
-    first = partial(_names_first, names=names, others={f.auxiliary for f in findings} - set(names))
+    findings, pictures = diagnosis.findings, diagnosis.pictures
+    names, few = _strongest(diagnosis)
     similarities = [f.similarity for f in findings if f.similarity is not None and f.similarity.cosines]
     shifts = [f.shift for f in findings if f.shift is not None]
-    conflicts = [
-        *_drawn(lambda found: first(cosine_distribution(found)), [s for s in similarities if s.second in names]),
-        *_drawn(cosine_against_gain, [found for found in diagnosis.one_step if found.auxiliary in (*names, L2)]),
+    steps = [found for found in diagnosis.one_step if found.auxiliary in (*names, L2)]
+    parts: dict[str, tuple[tuple[Callable[[Any], Figure], Sequence[Any]], ...]] = {
+        _CONFLICT: ((cosine_distribution, similarities), (cosine_against_gain, steps)),
+        "Distribution shift": ((shift_curve, shifts), (feature_map, pictures.features)),
+        "Between the models": ((combination_gains, pictures.mixtures), (loss_lines, pictures.lines)),
+    }
+    sections = [
+        Section("Verdicts", "", (_advice_first(verdict_table(diagnosis)), gain_curve([f.curve for f in findings])))
     ]
-    shifted = [*_drawn(lambda found: first(shift_curve(found)), shifts), *_drawn(feature_map, pictures.features)]
-    between = [*_drawn(combination_gains, pictures.mixtures), *_drawn(loss_lines, pictures.lines)]
-    gains = first(gain_curve([f.curve for f in findings]))
-    sections = [Section("Verdicts", _of_many(names, findings), (_advice_first(verdict_table(diagnosis)), gains))]
-    parts = {"Gradient conflict": conflicts, "Distribution shift": shifted, "Between the models": between}
-    sections += [Section(title, "", tuple(figures)) for title, figures in parts.items() if figures]
+    for title, figures in parts.items():
+        if drawn := tuple(draw(found) for draw, found in figures if found):
+            sections.append(Section(title, few if title == _CONFLICT and steps else "", drawn))
     made = {"this diagnosis": diagnosis.command} if diagnosis.command else {}
     return Page(
         title=f"Diagnosis of {diagnosis.target}",
@@ -60,36 +62,17 @@ def diagnosis_page(diagnosis: Diagnosis, folder: Path) -> Page:
     )
 
 
-def _drawn(draw: Callable[[Any], Figure], found: Sequence[Any]) -> list[Figure]:
-    return [draw(found)] if found else []
-
-
-def _strongest(diagnosis: Diagnosis) -> tuple[str, ...]:
-    """Return the auxiliaries that figures show at once: all, or of many those that help or hurt most at λ = 1."""
+def _strongest(diagnosis: Diagnosis) -> tuple[list[str], str]:
+    """Return the auxiliaries that get a panel each: of many those that help or hurt most at λ = 1, and a word on it."""
     sizes = {finding.auxiliary: abs(finding.curve.points[-1].mean) for finding in diagnosis.findings}
     known = {name: math.inf if math.isnan(size) else size for name, size in sizes.items()}
     chosen = sorted(known, key=known.__getitem__, reverse=True)[:MOST_LINES]
-    return tuple(name for name in known if name in chosen)
-
-
-def _of_many(names: Sequence[str], findings: Sequence[AuxiliaryFinding]) -> str:
-    if len(names) == len(findings):
-        return ""
-    return (
-        f"Of {len(findings)} auxiliaries figures show the {len(names)} with the largest mean gain or loss at λ = 1; a "
-        "click on a name draws another."
+    if len(chosen) == len(known):
+        return chosen, ""
+    return chosen, (
+        f"Of {len(known)} auxiliaries the {len(chosen)} with the largest mean gain or loss at λ = 1 have a panel of "
+        "single steps."
     )
-
-
-def _names_first(figure: Figure, names: tuple[str, ...], others: Set[str]) -> Figure:
-    """Hide the lines of other auxiliaries until somebody clicks on their name."""
-    if not others:
-        return figure
-    panels = tuple(
-        replace(panel, series=tuple(replace(series, is_shown=series.name not in others) for series in panel.series))
-        for panel in figure.panels
-    )
-    return replace(figure, panels=panels, before=names)
 
 
 def _advice_first(table: Table) -> Table:
