@@ -98,6 +98,8 @@ def test_coefficients_over_rounds_are_means_over_runs():
     effect = dynamics.interval_effect({4: runs, 2: [fit(fm.ForkMerge(BRANCHES, interval=2))]})
     assert effect.intervals == (2, 4)
     assert effect.runs == (1, 2)
+    diverged = replace(runs[1], score=math.nan)
+    assert math.isnan(dynamics.interval_effect({4: [runs[0], diverged]}).means[0])
     with pytest.raises(fm.ProblemError, match="share the steps"):
         dynamics.coefficient_history([runs[0], fit(fm.ForkMerge(BRANCHES, interval=2))])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Protocol, TypeVar
 
 from forkmerge.algorithms import pareto_front
@@ -18,6 +18,7 @@ from forkmerge.analysis.merge_results import (
 from forkmerge.errors import ProblemError
 from forkmerge.run import Run
 from forkmerge.scoring import Criterion
+from forkmerge.statistics import spread
 from forkmerge.summary import Summary
 
 T = TypeVar("T", str, tuple[int, ...])
@@ -197,7 +198,7 @@ def _value(run: Run, metric: str | None, criterion: Criterion | None) -> float:
 
 
 def _std(values: Sequence[float]) -> float:
-    return stdev(values) if len(values) > 1 else 0.0
+    return spread(values).std or 0.0
 
 
 def _same(what: str, values: Sequence[T]) -> T:
