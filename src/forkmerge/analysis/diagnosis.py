@@ -166,7 +166,7 @@ def _planned(
         content = _read(path)
         kept, costs = Plan.from_json(content["plan"]), Costs.from_json(content["costs"])
         if budget <= content.get("budget", math.inf):
-            say(f"continuing {folder}, with the plan it was begun with")
+            say(f"continuing {folder}, with the plan it has")
             return kept, costs
     else:
         say("timing a few steps")
