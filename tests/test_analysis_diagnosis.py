@@ -169,7 +169,10 @@ def test_shortened_runs_leave_the_advice_to_the_probe():
     better, worse = (advice.Affinity("a", m, m - 0.1, m + 0.1) for m in (0.2, -0.2))
     assert advice.advise(bad, better, is_whole=False)[0] == "use"
     assert advice.advise(bad, worse, is_whole=False)[0] == "down-weight"
-    assert advice.advise(bad, replace(worse, high=0.1), is_whole=False)[0] == "undecided"
+    leaning = advice.advise(bad, replace(worse, high=0.1), is_whole=False)
+    assert leaning == ("down-weight", "short trials lean against it, though not beyond doubt")
+    slight = advice.Affinity("a", -0.01, -0.1, 0.1)
+    assert advice.advise(bad, slight, is_whole=False)[0] == "undecided"
     assert advice.advise(curve_over({1.0: GOOD}), replace(better, low=-0.1), is_whole=False)[0] == "use"
 
 

@@ -208,8 +208,9 @@ def advise(curve: TransferCurve | None, estimate: Affinity | None, *, is_whole: 
     """Return what to do with an auxiliary, and why.
 
     What full training has shown counts first. Where it leaves a doubt, or was not done, the probe decides, if its
-    whole interval lies on one side of zero. Shortened runs from scratch decide nothing, and count only where they
-    lean towards an auxiliary: in their first steps nearly every one looks harmful.
+    whole interval lies on one side of zero, or if it leans against the auxiliary and nothing speaks for that. Shortened
+    runs from scratch decide nothing, and count only where they lean towards an auxiliary: in their first steps nearly
+    every one looks harmful.
 
     Args:
         curve: TG(λ) with the auxiliary.
@@ -230,8 +231,9 @@ def advise(curve: TransferCurve | None, estimate: Affinity | None, *, is_whole: 
         return "down-weight", f"short trials with it worsen the target's {estimate.measure} on validation data"
     if lean > 0 and not estimate.is_negative:
         return "use", "runs and short trials lean towards it, though not beyond doubt"
-    if lean < 0 and estimate.is_negative:
-        return "down-weight", "runs and short trials lean against it, though not beyond doubt"
+    if lean <= 0 and estimate.is_negative:
+        what = "runs and short trials" if lean else "short trials"
+        return "down-weight", f"{what} lean against it, though not beyond doubt"
     return "undecided", "runs and short trials show no clear effect, or differ"
 
 
