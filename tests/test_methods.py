@@ -59,6 +59,7 @@ from forkmerge.testing import (
     train_small,
 )
 from problems import (
+    Counted,
     Point,
     bits,
     diverge_from,
@@ -66,6 +67,7 @@ from problems import (
     evaluation,
     examples,
     fit,
+    plain_net,
     quadratic_problem,
     same_bits,
 )
@@ -660,6 +662,19 @@ class TestWholeRuns:
         """A method combines all tasks in every step; the weights are then loss weights."""
         run = fit(fm.Joint(method="MGDA"), domains_problem(weights="sampling"), steps=3)
         assert isinstance(run.model, nn.Module)
+
+    @pytest.mark.parametrize(("tasks", "part"), [(("tgt", "aux"), 4), (("tgt", "aux", "odd"), 2)])
+    def test_a_step_reads_one_batch_in_all_where_weights_are_shares_of_steps(self, tasks: Any, part: int) -> None:
+        """So a method sees as many examples as training without one; of its second batch, too."""
+        data = {task: Counted(1000) for task in ("tgt", "aux", "odd")}
+        problem = domains_problem(dict(data), weights="sampling")
+        training = fm.Training(optimizer=fm.OptimizerOf("SGD", lr=0.01), method=AutoLambda(look_at="second"))
+        bench = training.bench(plain_net())
+        mixture = fm.Mixture("all", dict.fromkeys(tasks, 1.0))
+        train_branch(bench, problem, mixture, bench.initial(), steps=5, training=training, seed=0)
+        assert {task: counted.reads for task, counted in data.items()} == {
+            task: (2 * 5 * part if task in tasks else 0) for task in data
+        }
 
 
 def train_once(method: LossMethod, problem: fm.Problem, *, suspected: bool, steps: int = 5) -> BranchResult:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ import test_nyuv2
 from forkmerge.cli import app
 from forkmerge.contenders import PAPER, branch_count
 from forkmerge.datasets import aliexpress, domainnet, nyuv2
-from forkmerge.datasets._classify import SmallConvNet
+from forkmerge.datasets._classify import ClassificationLosses, SmallConvNet
 from forkmerge.experiment import plan_comparison
 from forkmerge.models import ESMM, MTAN, DenseModel, MMoE, ResNet, ViT
 from forkmerge.outcomes import read_outcome
@@ -234,6 +234,7 @@ def command(name: str, data: Path, **arguments: Any) -> list[str]:
     [
         ("nyuv2_batch_32", 2 * 3 * 3, 2 * 3 * 3 * 3_800),
         ("domainnet_branches", 5 * 6 * (3 + 3), 6 * (3 + 3) * 12_500 * (4 + 8 + (6 + 3 * 3) + (6 + 3 * 4) + 24)),
+        ("domainnet", 16 * 6 * (3 + 3), 6 * (3 + 3) * 50_000 * (15 + 2)),
         ("aliexpress_mmoe", 6 * 8 * 3 + 8 * (3 + 3), None),
         ("svhn_baselines", 5 * 3, 5 * 3 * 200_000),
     ],
@@ -247,6 +248,22 @@ def test_a_dry_run_of_a_table_trains_two_steps_of_every_method(
     assert [method["method"] for method in found["methods"]] == list(FACTS[name].methods)
     assert found["runs"] == runs
     assert steps is None or found["steps"] == steps
+
+
+def test_methods_of_domainnet_read_48_images_in_a_step(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one domain, or 8 of each where a method combines tasks."""
+    sizes: list[int] = []
+
+    def losses(self: Any, model: Any, batch: Any, tasks: Any, context: Any) -> Any:
+        sizes.append(len(batch[1]))
+        return {task: next(model.parameters()).sum() for task in tasks}
+
+    monkeypatch.setattr(ClassificationLosses, "__call__", losses)
+    recipe = load_recipe(FILES["domainnet"], changes("domainnet", data))
+    for method, expected in ((None, [48]), ("PCGrad", [8] * 6)):
+        sizes.clear()
+        replace(recipe, algorithm=fm.Joint(method=method), steps=1).fit()
+        assert sizes[len(domainnet.DOMAINS) :] == expected  # every stream is tried once beforehand
 
 
 def test_a_table_is_one_command(data: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +60,7 @@ class Loop:
         self.untouched: list[str] = []
         active = tuple(mixture.active(problem.tasks))
         self.method = training.method if len(active) > 1 else None
+        self.streams = self._streams(active)
         self.setup = Setup(
             active, active.index(problem.target) if problem.target in active else None, self._epoch(), self.device
         )
@@ -76,7 +78,7 @@ class Loop:
         with ExitStack() as stack:  # threads that read ahead end with the segment, whatever ends it
             feeds = {
                 name: stack.enter_context(closing(self._feed(name, stream, plan)))
-                for name, stream in self.problem.stream_map.items()
+                for name, stream in self.streams.items()
             }
             self._steps(feeds, plan)
 
@@ -137,11 +139,19 @@ class Loop:
             return 1.0
         return float(self.mixture.task_weights[task])
 
+    def _streams(self, active: tuple[str, ...]) -> dict[str, Stream]:
+        """What a step reads; where steps are shared out, a method has an equal part of a batch from every stream."""
+        streams = self.problem.stream_map
+        if self.problem.weights == "loss" or self.method is None:
+            return streams
+        count = sum(any(task in active for task in stream.tasks) for stream in streams.values())
+        return {name: replace(each, batch_size=max(each.batch_size // count, 1)) for name, each in streams.items()}
+
     def _epoch(self) -> int:
         """Steps of one pass over the target's training data."""
         sizes = [
             len(stream.dataset) / stream.batch_size  # type: ignore[arg-type]  # checked by Problem
-            for stream in self.problem.stream_map.values()
+            for stream in self.streams.values()
             if self.problem.target in stream.tasks
         ]
         return max(int(np.ceil(max(sizes) / self.training.accumulate)), 1)

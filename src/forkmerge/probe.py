@@ -199,7 +199,7 @@ class Probe:
         seed, found = derive(loop.seed, which), []
         accumulate = loop.training.accumulate
         positions = range(self.step * accumulate, (self.step + 1) * accumulate)
-        for name, stream in loop.problem.stream_map.items():
+        for name, stream in loop.streams.items():
             if which == "validation":
                 if loop.problem.target not in stream.tasks:
                     continue

@@ -194,7 +194,8 @@ class Problem:
         validation: The target's evaluation, or `{task: evaluation}` so that any task can be the target.
         test: Like `validation`; sealed: nothing reads it during `fit`.
         weights: Whether a task weight multiplies the task's loss, or is the probability (up to scale) that a step
-            trains on that task alone.
+            trains on that task alone. A method needs all tasks in a step: then weights multiply losses in any case, and
+            under "sampling" every stream gives an equal part of its batch, so that a step reads one batch in all.
     """
 
     target: str

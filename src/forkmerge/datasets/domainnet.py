@@ -113,11 +113,12 @@ def problem(
         target: A domain.
         root: The folder; by default the one that FORKMERGE_DATA names.
         domains: Whose images are read.
-        weights: What task weights mean; in the authors' scripts, the share of steps on a domain.
+        weights: What task weights mean; in the authors' script of ForkMerge, the share of steps on a domain.
         keep: Whether decoded images are kept in the cache folder, 115 GB in all, or files are decoded when read.
         size: All images are brought to size × size pixels first.
         crop: The network's input: a random rectangle of these when training, their centre otherwise.
-        batch_size: Images per step.
+        batch_size: Images per step: of one domain, or for a method that combines tasks an equal part from each; with
+            `weights="loss"` that many of every domain.
         seed: Draws the half of the test lists that validates.
         cache: Where decoded images are kept.
         check_counts: Whether there must be about as many images as in the paper.
