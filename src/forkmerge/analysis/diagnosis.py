@@ -30,6 +30,7 @@ from forkmerge.disk import explained, read_versioned, write_atomically
 from forkmerge.errors import ConfigError, ProblemError, StoreError
 from forkmerge.outcomes import Outcome
 from forkmerge.pool import Failure, run_calls
+from forkmerge.problem import Problem
 from forkmerge.recipe import Recipe
 from forkmerge.run import environment
 from forkmerge.store import _take_lock
@@ -92,28 +93,7 @@ def conclude(
         by_kind.setdefault(kind, []).append(result)
     grades = [Grade.from_json(g) for kind in ("single task", "transfer") for g in by_kind.get(kind, [])]
     grades.sort(key=lambda grade: grade.seed)
-    merges = [Grade.from_json(g) for g in by_kind.get("ForkMerge", [])]
-    trials = [Trial.from_json(t) for result in by_kind.get("probe", []) for t in result["trials"]]
-    looks = [value for result in by_kind.get("gradients", []) for value in result["similarities"]]
-    similar = {s.second: s for s in map(GradientSimilarity.from_json, looks)}
-    findings = []
-    for task in problem.auxiliaries:
-        curve = curve_of(grades, problem.target, task)
-        estimate = affinity(trials, task) if trials else None
-        advice, reason = advise(curve, estimate, is_whole=plan.steps == plan.full_steps)
-        findings.append(
-            AuxiliaryFinding(
-                auxiliary=task,
-                curve=curve,
-                similarity=similar.get(task),
-                shift=shift_of(grades, curve),
-                relevance=fmean(grade.relevance.get(task, 0.0) for grade in merges) if merges else None,
-                affinity=None if estimate is None else estimate.mean,
-                advice=advice,
-                reason=reason,
-                measure="loss" if estimate is None else estimate.measure,
-            )
-        )
+    findings = _findings(problem, grades, by_kind, is_whole=plan.steps == plan.full_steps)
     steps = [OneStepGains.from_json(v) for result in by_kind.get("gradients", []) for v in result["one_step"]]
     pictures = next(map(Pictures.from_json, by_kind.get("pictures", [])), Pictures())
     remarks = ["Gains are differences of validation scores; the test split was not read."]
@@ -134,6 +114,31 @@ def conclude(
         settings=_as_read(recipe.source["settings"]),
         environment=environment(1, next(iter(check_devices(recipe.options.get("devices"))), torch.device("cpu"))),
     )
+
+
+def _findings(
+    problem: Problem, grades: Sequence[Grade], by_kind: Mapping[str, Sequence[Mapping[str, Any]]], *, is_whole: bool
+) -> Iterator[AuxiliaryFinding]:
+    """Yield what is known of every auxiliary, and what to do with it."""
+    merges = [Grade.from_json(g) for g in by_kind.get("ForkMerge", [])]
+    trials = [Trial.from_json(t) for result in by_kind.get("probe", []) for t in result["trials"]]
+    looks = [value for result in by_kind.get("gradients", []) for value in result["similarities"]]
+    similar = {s.second: s for s in map(GradientSimilarity.from_json, looks)}
+    for task in problem.auxiliaries:
+        curve = curve_of(grades, problem.target, task)
+        estimate = affinity(trials, task) if trials else None
+        advice, reason = advise(curve, estimate, is_whole=is_whole)
+        yield AuxiliaryFinding(
+            auxiliary=task,
+            curve=curve,
+            similarity=similar.get(task),
+            shift=shift_of(grades, curve),
+            relevance=fmean(grade.relevance.get(task, 0.0) for grade in merges) if merges else None,
+            affinity=None if estimate is None else estimate.mean,
+            advice=advice,
+            reason=reason,
+            measure="loss" if estimate is None else estimate.measure,
+        )
 
 
 def _about(recipe: Recipe) -> dict[str, Any]:

@@ -260,19 +260,7 @@ def open_round(folder: str | os.PathLike[str], recipe: Recipe, index: int) -> Sa
         index: The round, counted from 1.
     """
     store = RunFolder.open(folder, lock=False)
-    result = store.result()
-    if result is None:
-        raise StoreError(f"{os.fspath(folder)} is not finished: only finished runs can be asked.")
-    known = {item.name for item in fields(Run)}
-    run = Run.from_json({key: value for key, value in result.items() if key in known})
-    if run.target != recipe.problem.target:
-        raise StoreError(
-            f"{os.fspath(folder)} trained for the target {run.target!r}, the recipe's is {recipe.problem.target!r}: "
-            f"pass replace(recipe, problem=recipe.problem.with_target({run.target!r}))."
-        )
-    record = next((r for r in run.searched if r.index == index), None)
-    if record is None:
-        raise StoreError(f"{os.fspath(folder)} has no searched round {index}: it has 1 to {len(run.searched)}.")
+    run, record = _finished_round(store, os.fspath(folder), recipe.problem.target, index)
     saved = store.load_branches(index)
     problem, seed = recipe.problem.sealed(), run.seed
     settings = recipe.algorithm.settings(problem)
@@ -292,20 +280,42 @@ def open_round(folder: str | os.PathLike[str], recipe: Recipe, index: int) -> Sa
 
     mixtures = [Mixture(name, record.branches[name].task_weights) for name in saved]
     alone = next((m.name for m in mixtures if is_target_only(m, problem.target)), mixtures[0].name)
-    criterion = Criterion(problem.target_validation.directions)
-    if criterion.needs_reference:
-        first = run.searched[0].branches
-        position = reference_branch([Mixture(n, b.task_weights) for n, b in first.items()], problem.target)
-        reference = settings.reference or first[list(first)[position or 0]].metrics
-        criterion = criterion.with_reference(reference)
     return SavedRound(
         record=record,
         names=tuple(saved),
         target_only=alone,
         problem=problem,
         blend=Blender(bench, states, states[0].clone(), refresh),
-        criterion=criterion,
+        criterion=_criterion(problem, settings.reference, run),
         search=settings.search_for(len(states)),
         search_examples=settings.search_examples,
         seed=seed,
     )
+
+
+def _finished_round(store: RunFolder, folder: str, target: str, index: int) -> tuple[Run, Round]:
+    """Return a finished run and the record of one of its rounds."""
+    result = store.result()
+    if result is None:
+        raise StoreError(f"{folder} is not finished: only finished runs can be asked.")
+    known = {item.name for item in fields(Run)}
+    run = Run.from_json({key: value for key, value in result.items() if key in known})
+    if run.target != target:
+        raise StoreError(
+            f"{folder} trained for the target {run.target!r}, the recipe's is {target!r}: "
+            f"pass replace(recipe, problem=recipe.problem.with_target({run.target!r}))."
+        )
+    record = next((r for r in run.searched if r.index == index), None)
+    if record is None:
+        raise StoreError(f"{folder} has no searched round {index}: it has 1 to {len(run.searched)}.")
+    return run, record
+
+
+def _criterion(problem: Problem, reference: Mapping[str, float] | None, run: Run) -> Criterion:
+    """Return what the run scored merges by."""
+    criterion = Criterion(problem.target_validation.directions)
+    if not criterion.needs_reference:
+        return criterion
+    first = run.searched[0].branches
+    position = reference_branch([Mixture(n, b.task_weights) for n, b in first.items()], problem.target)
+    return criterion.with_reference(reference or first[list(first)[position or 0]].metrics)
