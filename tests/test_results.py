@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
+import forkmerge as fm
 from forkmerge.contenders import contender_from
 from forkmerge.outcomes import Outcome
 from forkmerge.records import to_text
+from problems import SGD, conv_net, shared_problem
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "recipes"
@@ -216,3 +218,14 @@ def test_an_unknown_recipe_is_named(scripts, capsys):
     page, _, _ = scripts
     assert page.main(["nothing"]) == 2
     assert "there is no recipe 'nothing'" in capsys.readouterr().err
+
+
+def test_statistics_are_recomputed_on_the_target_and_nothing_else_is(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    import batchnorm
+
+    recipe = fm.Recipe(shared_problem(), conv_net, SGD, 6, fm.Joint(), {"threads": 1})
+    run = recipe.fit(folder=tmp_path / "run")
+    before, after = batchnorm.both(recipe, tmp_path / "run", seed=0)
+    assert before == pytest.approx(run.metrics["minus_loss"])
+    assert after != before
