@@ -182,19 +182,23 @@ def _scored(found: Mapping[str, Any]) -> list[str]:
         return [text]
     return [
         text,
-        "Advised is what `forkmerge diagnose` says from the probes alone, which takes more than their mean: the whole "
-        "interval must lie on one side of zero. With `down-weight` and `drop` as claims, F1 over the "
-        f"{found['advised']} of the scored pairs where it was asked is {shown['f1 advised']}.",
+        "Advised is what `forkmerge diagnose` says from the probes alone. With `down-weight` and `drop` as claims, F1 "
+        f"over the {found['advised']} of the scored pairs where it was asked is {shown['f1 advised']}.",
     ]
 
 
 def _limits(results: Mapping[str, Any]) -> str:
     bad = negatives(results, DEMO)
     where = f", where all that hurts is one task, `{bad[0]}`" if len(bad) == 1 else ""
-    return (
+    text = (
         f"The tolerance of the estimate was chosen on the demo's problem with other seeds{where}: its rows show how "
         "well the estimate can do, those of other problems how well it does."
     )
+    found = summary({name: content for name, content in results.items() if not name.startswith(DEMO)} or results)
+    if found["f1 decided"] is None or found["pairs"] == summary(results)["pairs"]:
+        return text
+    counts = f"{found['decided']} decided pairs, {found['negative']} of them negative"
+    return f"{text} On those F1 is {found['f1 decided']:.2f} over {counts}."
 
 
 def main(argv: Sequence[str] | None = None) -> None:
