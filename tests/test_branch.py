@@ -671,11 +671,53 @@ class TestOptions:
             ({"clip_norm": -1.0}, r"clip_norm must be positive, got -1\.0"),
             ({"clip_norm": float("nan")}, "clip_norm must be positive, got nan"),
             ({"loader_workers": -1}, "loader_workers must be an integer ≥ 0, got -1"),
+            ({"statistics": "mine"}, "statistics must be 'all' or 'target', got 'mine'"),
         ],
     )
     def test_impossible_options_are_refused(self, options: dict[str, Any], message: str) -> None:
         with pytest.raises(fm.ProblemError, match=message):
             fm.Training(SGD, **options)
+
+
+class TestRunningStatistics:
+    """BatchNorm uses a batch's own statistics in training: whom the running ones follow shows in evaluations only."""
+
+    STILL = fm.OptimizerOf("SGD", lr=0.0)
+
+    @staticmethod
+    def run(weights: dict[str, float], statistics: str, optimizer: Any = SGD, **options: Any) -> dict[str, Tensor]:
+        net = seeded(noisy_net)
+        train(net, domains_problem(), weights, statistics=statistics, optimizer=optimizer, **options)
+        return {name: value.clone() for name, value in net.state_dict().items()}
+
+    @staticmethod
+    def running(state: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: value for name, value in state.items() if "running" in name or "tracked" in name}
+
+    @pytest.mark.parametrize("method", [None, fm.methods.PCGrad(), fm.methods.UW()])
+    def test_those_of_the_target_do_not_notice_an_auxiliary(self, method: Any) -> None:
+        joint, alone = (
+            self.run(weights, "target", self.STILL, method=method)
+            for weights in ({"tgt": 1.0, "aux": 1.0}, {"tgt": 1.0})
+        )
+        assert same_bits(self.running(joint), self.running(alone))
+        assert not same_bits(self.running(joint), self.running(self.run(WEIGHTS, "all", self.STILL, method=method)))
+
+    def test_the_weights_learn_the_same(self) -> None:
+        ours, theirs = (self.run(WEIGHTS, statistics) for statistics in ("target", "all"))
+        learnt = [name for name in ours if name not in self.running(ours)]
+        assert same_bits({name: ours[name] for name in learnt}, {name: theirs[name] for name in learnt})
+        assert not same_bits(self.running(ours), self.running(theirs))
+
+    def test_a_branch_without_the_target_has_those_of_all(self) -> None:
+        ours, theirs = (self.run({"aux": 1.0, "odd": 1.0}, statistics) for statistics in ("target", "all"))
+        assert same_bits(ours, theirs)
+
+    def test_a_layer_that_is_frozen_stays_as_it_is(self) -> None:
+        net = seeded(noisy_net)
+        net.body[1].track_running_stats = False
+        train(net, domains_problem(), WEIGHTS, statistics="target")
+        assert net.body[1].track_running_stats is False
 
 
 class _Slow(Dataset[Any]):

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -23,6 +23,7 @@ from forkmerge.state import State
 from forkmerge.workbench import OptimizerFactory, SchedulerFactory, Workbench
 
 Precision = Literal["float32", "bfloat16", "float16"]
+Statistics = Literal["all", "target"]
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,8 @@ class Training:
             needs none.
         gradients: Where gradient methods compare tasks: at the shared "parameters", or, approximately and cheaper,
             at the declared "representation".
+        statistics: Whose batches move BatchNorm's running statistics: those of "all" tasks, or of the "target"
+            only, as it is the target that they are used on. A branch without the target has those of all.
     """
 
     optimizer: OptimizerFactory
@@ -77,6 +80,7 @@ class Training:
     paired: bool = True
     method: Method | None = None
     gradients: Literal["parameters", "representation"] = "parameters"
+    statistics: Statistics = "all"
 
     def __post_init__(self) -> None:
         if not callable(self.optimizer):
@@ -98,6 +102,8 @@ class Training:
             raise ProblemError(f"loader_workers must be an integer ≥ 0, got {self.loader_workers!r}.")
         if self.gradients not in ("parameters", "representation"):
             raise ProblemError(f"gradients must be 'parameters' or 'representation', got {self.gradients!r}.")
+        if self.statistics not in get_args(Statistics):
+            raise ProblemError(f"statistics must be 'all' or 'target', got {self.statistics!r}.")
         if self.gradients == "representation" and self.accumulate > 1:
             raise ProblemError("gradients='representation' combines one micro-batch per step: use accumulate=1.")
 

@@ -16,6 +16,7 @@ from forkmerge.combining import Combiner
 from forkmerge.feed import Batches, batches
 from forkmerge.gradients import TaskLoss
 from forkmerge.methods._base import LossMethod, MethodState, Setup, has_hook
+from forkmerge.norms import tracking_norms, untracked
 from forkmerge.order import derive, pick_task, set_random_state
 from forkmerge.probe import Probe, Reading
 from forkmerge.problem import Context, Problem, Stream
@@ -71,6 +72,8 @@ class Loop:
         hooks = (getattr(module, "after_optimizer_step", None) for module in bench.model.modules())
         self._after_optimizer_step = [hook for hook in hooks if callable(hook)]
         self.last_batches: list[Reading] = []
+        follows_target = training.statistics == "target" and problem.target in active
+        self._norms = tracking_norms(bench.model) if follows_target else []
 
     def run(self) -> None:
         """Do the steps."""
@@ -188,8 +191,10 @@ class Loop:
         """The losses of one micro-batch over all streams; remembers them for the means."""
         result: list[TaskLoss] = []
         for name, batch, seed in readings:
-            asked = [task for task in self.problem.stream_map[name].tasks if task in tasks]
-            result += self.losses_of(name, batch, asked, step, seed, cut=self._cuts)
+            served = self.problem.stream_map[name].tasks
+            asked = [task for task in served if task in tasks]
+            with untracked(() if self.problem.target in served else self._norms):
+                result += self.losses_of(name, batch, asked, step, seed, cut=self._cuts)
         totals: dict[str, Tensor] = {}
         for item in result:
             raw = item.raw.detach()

@@ -16,6 +16,7 @@ from forkmerge.errors import ProblemError
 from forkmerge.feed import batches
 from forkmerge.gradients import TaskGradients, TaskLoss, task_gradient
 from forkmerge.methods._base import precise
+from forkmerge.norms import statistics_frozen
 from forkmerge.order import derive
 
 if TYPE_CHECKING:
@@ -211,25 +212,3 @@ class Probe:
             for position, batch in zip(positions, batches(name, stream, positions, seed, loop.device), strict=True):
                 found.append((name, batch, derive(seed, name, "forward", position)))
         return found
-
-
-@contextmanager
-def statistics_frozen(model: nn.Module) -> Iterator[None]:
-    """Let BatchNorm use the batch's statistics, as in training, and give every buffer its value back."""
-    norms: list[nn.modules.batchnorm._BatchNorm] = []
-    others: list[tuple[nn.Module, str, Tensor, Tensor]] = []
-    for module in model.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training and module.track_running_stats:
-            norms.append(module)
-        else:
-            others += [(module, key, b, b.clone()) for key, b in module._buffers.items() if b is not None]
-    for norm in norms:
-        norm.track_running_stats = False
-    try:
-        yield
-    finally:
-        for norm in norms:
-            norm.track_running_stats = True
-        for module, key, buffer, value in others:
-            module._buffers[key] = buffer
-            buffer.data.copy_(value)

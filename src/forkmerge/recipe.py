@@ -50,6 +50,7 @@ _TRAINING = (
     "loader_workers",
     "paired",
     "gradients",
+    "statistics",
     "threads",
     "devices",
     "checkpoint_every",

@@ -19,7 +19,7 @@ from torch import nn
 from forkmerge.algorithms._progress import Progress
 from forkmerge.algorithms._rounds import Observe, Rounds
 from forkmerge.algorithms._settings import Settings
-from forkmerge.branch import Precision, Training
+from forkmerge.branch import Precision, Statistics, Training
 from forkmerge.checks import check_run
 from forkmerge.compiling import compiled
 from forkmerge.devices import Devices, check_devices, place_model, resolve_workers
@@ -61,6 +61,7 @@ class Algorithm(ABC):
         loader_workers: int = 0,
         paired: bool = True,
         gradients: Literal["parameters", "representation"] = "parameters",
+        statistics: Statistics = "all",
         seed: int = 0,
         workers: int | None = None,
         devices: Devices | None = None,
@@ -91,6 +92,8 @@ class Algorithm(ABC):
             paired: Whether all branches see the same batches.
             gradients: Where gradient methods compare tasks: at the shared "parameters", or, approximately and
                 cheaper, at the declared "representation".
+            statistics: Whose batches move BatchNorm's running statistics: those of "all" tasks, or of the "target"
+                only, as it is the target that they are used on.
             seed: Of the model's initialisation (where `model` makes it), the data order and all randomness.
             workers: Processes that train branches; 1, the default without devices, trains them here in turn.
             devices: Where they train: worker i on device i modulo their number, one worker each by default. The model
@@ -117,6 +120,7 @@ class Algorithm(ABC):
             paired=paired,
             method=method_from(settings.method),
             gradients=gradients,
+            statistics=statistics,
         ).over(steps)
         _check_counts(may_be_none=True, workers=workers, threads=threads, checkpoint_every=checkpoint_every)
         workers, placed = resolve_workers(workers, devices), check_devices(devices)

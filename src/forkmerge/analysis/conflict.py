@@ -17,8 +17,8 @@ from forkmerge.analysis.transfer import WEIGHTS
 from forkmerge.errors import ProblemError, unknown_name
 from forkmerge.feed import batches
 from forkmerge.gradients import add_gradients, task_gradient
+from forkmerge.norms import statistics_frozen
 from forkmerge.order import derive, random_state_kept, set_random_state
-from forkmerge.probe import statistics_frozen
 from forkmerge.problem import Context, Problem
 from forkmerge.scoring import Criterion, device_of, measure, modes_kept
 from forkmerge.sharing import dense

@@ -23,7 +23,7 @@ from forkmerge.datasets import augment
 from forkmerge.datasets._classify import Preparation
 from forkmerge.errors import ProblemError, unknown_name
 from forkmerge.models import WithTeacher
-from forkmerge.probe import statistics_frozen
+from forkmerge.norms import statistics_frozen
 from forkmerge.problem import Context
 
 TARGET = "class"
