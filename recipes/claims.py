@@ -205,7 +205,8 @@ def _is_gradient(s: Setting, word: str) -> bool:
 
 
 def equal_weights_win_with_capacity(s: Setting) -> Finding | None:
-    if "vit" not in str(s.plan["settings"]).lower() or not {"ew", "posttrain"} <= set(s.overall):
+    """Look at variants of a setting with a wider network, and at settings with a ViT."""
+    if not ("wide" in s.name or "vit" in str(s.plan["settings"]).lower()) or not {"ew", "posttrain"} <= set(s.overall):
         return None
     ew, others = mean(s.overall["ew"]), max(0.0, mean(s.overall["posttrain"]))
     return Finding(ew > others, f"EW {percent(ew)} %, PostTrain {percent(mean(s.overall['posttrain']))} %")
@@ -256,12 +257,15 @@ CLAIMS: list[tuple[str, Decide]] = [
 ]
 
 
+# A variant of a setting is the same data again: it speaks where the variant is the point.
+_OF_VARIANTS = (batches_do_not_explain, equal_weights_win_with_capacity)
+
+
 def claims_table(settings: Sequence[Setting]) -> list[str]:
     """Return the table of claims: a claim holds where it does in every setting that tests it."""
     lines = ["| claim | verdict | numbers |", "|---|---|---|"]
     for claim, decide in CLAIMS:
-        # A variant of a setting is the same data again: it speaks where the variant is the point.
-        asked = [s for s in settings if s.base is None or decide is batches_do_not_explain]
+        asked = [s for s in settings if s.base is None or decide in _OF_VARIANTS]
         found = {s.name: finding for s in asked if (finding := decide(s)) is not None}
         held = sum(finding.holds for finding in found.values())
         verdict = UNTESTED if not found else HOLDS if held == len(found) else FAILS
