@@ -292,6 +292,10 @@ class Rebuild:
         os._exit(3)
 
 
+def _no_number(predictions: Tensor, targets: Tensor) -> Tensor:
+    return predictions
+
+
 class TestStarting:
     @pytest.mark.parametrize(
         ("how", "error", "message"),
@@ -304,6 +308,15 @@ class TestStarting:
         with pytest.raises(error, match=message):
             fit(workers=2, rebuild=Rebuild(how))
         assert not active_children()
+
+    def test_workers_of_a_run_that_is_refused_end_with_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        started: list[Any] = []
+        begin = workers_module.Worker.__init__
+        monkeypatch.setattr(workers_module.Worker, "__init__", lambda w, index: (begin(w, index), started.append(w))[0])
+        with pytest.raises(fm.ProblemError, match="one number"):
+            fit(None, shared_problem(metrics=_no_number), workers=2)
+        assert len(started) == 2
+        assert not any(worker.process.is_alive() for worker in started)
 
     def test_a_worker_that_says_nothing_is_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(workers_module, "_START_LIMIT", 0.0)

@@ -16,6 +16,7 @@ from forkmerge.measuring import Measurement, Question, answer
 from forkmerge.problem import Problem
 from forkmerge.state import State
 from forkmerge.workbench import Workbench
+from forkmerge.workers import Team, Worker
 
 
 @dataclass
@@ -103,11 +104,11 @@ class Crew:
 
 
 @contextmanager
-def open_crew(job: Job, workers: int) -> Iterator[Crew]:
+def open_crew(job: Job, workers: int, recruits: Sequence[Worker] = ()) -> Iterator[Crew]:
     """Yield a crew of one (serial) or several worker processes, with the job's number of threads each.
 
     An in-memory problem must pickle to reach a worker; that is checked here, before any training. The processes
-    start while this one goes on, and are waited for when there is something to train.
+    start while this one goes on, or are given as recruits, and are waited for when there is something to train.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(job.threads)
@@ -118,12 +119,11 @@ def open_crew(job: Job, workers: int) -> Iterator[Crew]:
                 yield Crew(job, bench)
             return
         from forkmerge.parallel import Enlist, ProcessCrew
-        from forkmerge.workers import Team
 
         sent = job if job.rebuild is None else replace(job, problem=None)  # type: ignore[arg-type]  # rebuilt there
         if job.devices:
             job.model.to("cpu")  # or every worker would make it on the first device before it moves to its own
-        team = Team(Enlist(sent), workers)
+        team = Team(Enlist(sent), workers, recruits)
         place_model(job.model, job.devices)
         try:
             yield ProcessCrew(job, job.training.bench(job.model), workers, team)

@@ -9,8 +9,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
@@ -60,10 +60,9 @@ class Worker:
 
     Args:
         index: Its position in the team.
-        parcel: A function `(index) -> Handler` as a parcel; the process calls it once.
     """
 
-    def __init__(self, index: int, parcel: Parcel) -> None:
+    def __init__(self, index: int) -> None:
         context = get_context("spawn")
         self.connection, other = context.Pipe()
         # Not a daemon: those may not have children, and a training run may read its data in processes of its own.
@@ -73,13 +72,17 @@ class Worker:
         self.index, self.job, self.knows = index, None, set[str]()
         self.is_up = self.is_ready = False
         self.since = time.monotonic()
-        with suppress(*_BROKEN):
-            send(self.connection, (index, parcel.places), [parcel.memory])
 
     @property
     def is_free(self) -> bool:
         """Whether it can take a job."""
         return self.is_ready and self.job is None
+
+    def enlist(self, parcel: Parcel) -> Worker:
+        """Give it its function `(index) -> Handler`, as a parcel: the process calls it once."""
+        with suppress(*_BROKEN):  # it has died: its exit code will say so
+            send(self.connection, (self.index, parcel.places), [parcel.memory])
+        return self
 
     def begin(self, job: Any, message: Any, memories: Sequence[Memory] = ()) -> None:
         """Hand over a job: the message goes to the process, the job comes back with its events."""
@@ -103,14 +106,15 @@ class Team:
     Args:
         make: `(index) -> Handler`, called once in every process; it must pickle.
         count: How many processes.
+        recruits: Processes that have been started already, as many.
     """
 
-    def __init__(self, make: Callable[[int], Handler], count: int) -> None:
+    def __init__(self, make: Callable[[int], Handler], count: int, recruits: Sequence[Worker] = ()) -> None:
         self._parcel, self._starts = _parcel_of(make), [0] * count
         self.workers: list[Worker] = []
         try:
             for index in range(count):
-                self.workers.append(Worker(index, self._parcel))
+                self.workers.append((recruits[index] if recruits else Worker(index)).enlist(self._parcel))
         except BaseException:
             self.close()
             raise
@@ -184,7 +188,20 @@ class Team:
 
     def _replace(self, worker: Worker) -> None:
         worker.end()
-        self.workers[worker.index] = Worker(worker.index, self._parcel)
+        self.workers[worker.index] = Worker(worker.index).enlist(self._parcel)
+
+
+@contextmanager
+def recruited(count: int) -> Iterator[list[Worker]]:
+    """Start processes, which takes seconds, for a team that is made meanwhile; one worker needs none."""
+    recruits: list[Worker] = []
+    try:
+        for index in range(count if count > 1 else 0):
+            recruits.append(Worker(index))
+        yield recruits
+    finally:
+        for worker in recruits:
+            worker.end()
 
 
 def _parcel_of(make: Callable[[int], Handler]) -> Parcel:

@@ -7,7 +7,7 @@ import math
 import os
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,7 @@ from forkmerge.run import Run, environment
 from forkmerge.scoring import device_of
 from forkmerge.store import NoStore, RunFolder
 from forkmerge.workbench import OptimizerFactory, SchedulerFactory, Workbench, check_module
+from forkmerge.workers import Worker, recruited
 
 ModelOrFactory = nn.Module | Callable[[], nn.Module]
 
@@ -132,12 +133,16 @@ class Algorithm(ABC):
         threads = threads or stored.get("threads") or max(torch.get_num_threads() // workers, 1)
         wanted = stored.get("channels_last") if channels_last is None else channels_last
         check = partial(check_run, sealed, module, training, settings, seed)
-        with memory_format(module, wanted, precision, check) as is_channels_last, compiled(module, compile, check):
+        with (
+            recruited(workers) as recruits,
+            memory_format(module, wanted, precision, check) as is_channels_last,
+            compiled(module, compile, check),
+        ):
             training = replace(training, channels_last=is_channels_last)
             job = Job(sealed, module, training, seed, threads, rebuild, placed)
             config = run_config(self, sealed, module, training, source, steps=steps, seed=seed, threads=threads)
             rounds = partial(Rounds, settings, steps=steps, observe=observe, checkpoint_every=checkpoint_every)
-            return self._run(job, config, rounds, workers, folder, resume)
+            return self._run(job, config, rounds, workers, recruits, folder, resume)
 
     def _run(
         self,
@@ -145,11 +150,12 @@ class Algorithm(ABC):
         config: dict[str, Any],
         rounds_of: Callable[..., Rounds],
         workers: int,
+        recruits: Sequence[Worker],
         folder: str | os.PathLike[str] | None,
         resume: bool,
     ) -> Run:
         facts = environment(job.threads, device_of(job.model))
-        with open_crew(job, workers) as crew:  # before the folder: it finds out what cannot be trained
+        with open_crew(job, workers, recruits) as crew:  # before the folder: it finds out what cannot be trained
             store, notes = open_store(folder, resume, config, facts, depth=4)
             with store:
                 done = store.result()
