@@ -1,6 +1,6 @@
 """A whole ForkMerge run beside a faithful loop in the style of the authors' scripts, which does the same training.
 
-    ./run bench twin [--repeats 2] [--rounds 1] [--workers 2]
+    ./run bench twin [--repeats 2] [--rounds 2] [--workers 2]
 
 The loop keeps a module and an optimizer per branch, writes and reads every branch with `torch.save`, builds each
 candidate as a sum of state dicts, and scores it, α = 0 included, with a full pass over the validation data: 6(B − 1)
@@ -294,7 +294,8 @@ def section(results: Mapping[str, Any]) -> Section:
             f"differ by {results['difference']:.0e} of the largest. Its own search found "
             f"{'the same' if results['same_coefficients'] else 'other'} coefficients.",
             "*Checkpoints, rest* is mostly one pass over the validation data before training, which finds a metric or "
-            "an example that fails; it is done once per run, here of one round.",
+            "an example that fails; it is done once per run. So is the start of worker processes, which counts in the "
+            "last ratio.",
         ],
     )
 
@@ -315,7 +316,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.quick:
         setting, repeats = Setting(options.rounds or 1, interval=10, validation=256, training=512), options.repeats or 1
     else:
-        setting, repeats = Setting(options.rounds or 1, interval=500, validation=5000), options.repeats or 2
+        setting, repeats = Setting(options.rounds or 2, interval=500, validation=5000), options.repeats or 2
     names = ("interval", "validation", "batch", "side")
     facts = {name: getattr(setting, name) for name in names}
     results = {"setting": facts, "difference": difference, **compare(setting, repeats, options.workers)}

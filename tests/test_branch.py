@@ -709,6 +709,34 @@ class TestRunningStatistics:
         assert same_bits({name: ours[name] for name in learnt}, {name: theirs[name] for name in learnt})
         assert not same_bits(self.running(ours), self.running(theirs))
 
+    def test_layers_of_an_auxiliary_alone_follow_it(self) -> None:
+        counts = {}
+        for statistics in ("target", "all"):
+            net = seeded(noisy_net)
+            net.heads["aux"] = nn.Sequential(nn.BatchNorm1d(WIDTH), net.heads["aux"])
+            train(net, domains_problem(), WEIGHTS, statistics=statistics)
+            counts[statistics] = [int(norm.num_batches_tracked) for norm in (net.body[1], net.heads["aux"][0])]
+        assert counts == {"target": [6, 6], "all": [12, 6]}
+
+    def test_cuts_between_segments_do_not_show(self) -> None:
+        training, mixture = fm.Training(SGD, statistics="target"), fm.Mixture("branch", WEIGHTS)
+        found = []
+        for parts in ([6], [1, 3, 2]):
+            bench = training.bench(seeded(noisy_net))
+            state = bench.initial()
+            for steps in parts:
+                train_branch(bench, domains_problem(), mixture, state, steps=steps, training=training, seed=0)
+            bench.attach_weights(state)
+            found.append({name: value.clone() for name, value in bench.model.state_dict().items()})
+        assert same_bits(*found)
+
+    def test_compiled_layers_know_whom_they_follow(self) -> None:
+        plain, compiled = (
+            self.running(self.run(WEIGHTS, "target", self.STILL, compile=how)) for how in (False, "aot_eager")
+        )
+        for name, value in plain.items():
+            torch.testing.assert_close(compiled[name], value)
+
     def test_a_branch_without_the_target_has_those_of_all(self) -> None:
         ours, theirs = (self.run({"aux": 1.0, "odd": 1.0}, statistics) for statistics in ("target", "all"))
         assert same_bits(ours, theirs)

@@ -65,6 +65,7 @@ class TestTheSameBits:
                     "optimizer": fm.OptimizerOf("AdamW", lr=0.01, amsgrad=True),
                     "scheduler": fm.SchedulerOf("StepLR", step_size=7),
                     "channels_last": True,
+                    "statistics": "target",
                 },
             ),
             (
@@ -316,6 +317,8 @@ class TestStarting:
         with pytest.raises(fm.ProblemError, match="one number"):
             fit(None, shared_problem(metrics=_no_number), workers=2)
         assert len(started) == 2
+        fit(None, shared_problem(), steps=4, workers=2)
+        assert len(started) == 4, "the processes that were started early are those that work"
         assert not any(worker.process.is_alive() for worker in started)
 
     def test_a_worker_that_says_nothing_is_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -372,6 +372,12 @@ class TestOtherOptions:
         assert {path: path.read_bytes() for path in killed.rglob("*") if path.is_file()} == before
         assert status(killed) == "interrupted", "the lock is free again"
 
+    def test_a_run_begun_before_statistics_were_a_choice_goes_on(self, killed: Path) -> None:
+        config = json.loads((killed / "config.json").read_text())
+        assert config["training"].pop("statistics") == "all"
+        (killed / "config.json").write_text(json.dumps(config))
+        assert fit(fm.ForkMerge(interval=4), net=frozen_seeded, folder=killed, resume=True).model is not None
+
     def test_threads_stay_those_of_the_start_unless_asked_for(self, killed: Path, monkeypatch: Any) -> None:
         monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
         run = fit(fm.ForkMerge(interval=4), net=frozen_seeded, folder=killed, resume=True, threads=None)

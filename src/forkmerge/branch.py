@@ -65,8 +65,9 @@ class Training:
             needs none.
         gradients: Where gradient methods compare tasks: at the shared "parameters", or, approximately and cheaper,
             at the declared "representation".
-        statistics: Whose batches move BatchNorm's running statistics: those of "all" tasks, or of the "target"
-            only, as it is the target that they are used on. A branch without the target has those of all.
+        statistics: Whose batches move BatchNorm's running statistics: those of "all" streams, or only those of streams
+            that serve the "target", which is measured with them; layers that the target does not pass, and branches
+            without it, follow all. It makes no difference where one stream serves all tasks.
     """
 
     optimizer: OptimizerFactory

@@ -16,7 +16,7 @@ from forkmerge.combining import Combiner
 from forkmerge.feed import Batches, batches
 from forkmerge.gradients import TaskLoss
 from forkmerge.methods._base import LossMethod, MethodState, Setup, has_hook
-from forkmerge.norms import tracking_norms, untracked
+from forkmerge.norms import BatchNorm, moved_norms, untracked
 from forkmerge.order import derive, pick_task, set_random_state
 from forkmerge.probe import Probe, Reading
 from forkmerge.problem import Context, Problem, Stream
@@ -72,12 +72,13 @@ class Loop:
         hooks = (getattr(module, "after_optimizer_step", None) for module in bench.model.modules())
         self._after_optimizer_step = [hook for hook in hooks if callable(hook)]
         self.last_batches: list[Reading] = []
-        follows_target = training.statistics == "target" and problem.target in active
-        self._norms = tracking_norms(bench.model) if follows_target else []
+        self._norms: list[BatchNorm] = []  # layers that the target's batches pass, where they alone move statistics
 
     def run(self) -> None:
         """Do the steps."""
         plan = [self._tasks_of(step) for step in self.steps]
+        if self.training.statistics == "target" and self.problem.target in self.setup.tasks:
+            self._norms = self._target_norms()
         with ExitStack() as stack:  # threads that read ahead end with the segment, whatever ends it
             feeds = {
                 name: stack.enter_context(closing(self._feed(name, stream, plan)))
@@ -135,6 +136,19 @@ class Loop:
                 factor = self.mixture_weight(task) / self.training.accumulate
                 result.append(TaskLoss(task, loss, loss if factor == 1 else loss * factor, name, cuts or []))
         return result
+
+    def _target_norms(self) -> list[BatchNorm]:
+        """The layers that the target's batches pass: those of an auxiliary's own head follow the auxiliary."""
+        if self.bench.target_norms is None:
+            self.bench.target_norms = moved_norms(self.bench.model, self._pass_of_target)
+        return self.bench.target_norms
+
+    def _pass_of_target(self) -> None:
+        target = self.problem.target
+        for name, stream in self.problem.stream_map.items():
+            if target in stream.tasks:
+                with closing(batches(name, stream, [0], self.seed, self.device)) as feed:
+                    self.losses_of(name, next(feed), [target], 0, derive(self.seed, name, "forward", 0))
 
     def mixture_weight(self, task: str) -> float:
         """ν of a task; a sampled step has weight 1."""

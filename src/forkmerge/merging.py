@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from forkmerge.arithmetic import heaviest, merge_into, merge_tensors
 from forkmerge.branch import Training
@@ -19,6 +19,7 @@ from forkmerge.candidates import Candidates, Coefficients, ScoreMany, vertices
 from forkmerge.course import Course
 from forkmerge.errors import ProblemError
 from forkmerge.feed import batches
+from forkmerge.norms import tracking_norms
 from forkmerge.order import derive, random_state_kept, set_random_state
 from forkmerge.problem import Context, Problem
 from forkmerge.scoring import device_of, evaluating
@@ -206,9 +207,7 @@ def recompute_statistics(
     reach keep the statistics they have.
     """
     bench.attach_weights(state)
-    norms = [
-        m for m in bench.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats
-    ]
+    norms = tracking_norms(bench.model)
     if not norms:
         return
     saved = [(m.momentum, _clone(m.running_mean), _clone(m.running_var), _clone(m.num_batches_tracked)) for m in norms]

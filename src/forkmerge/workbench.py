@@ -20,6 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from forkmerge.attic import give_back
 from forkmerge.errors import ProblemError
+from forkmerge.norms import BatchNorm
 from forkmerge.state import Layout, State
 
 OptimizerFactory = Callable[[nn.Module], Optimizer]
@@ -37,6 +38,7 @@ class Workbench:
 
     Attributes:
         suspects: Branches in whose last segment something was not finite: a hint where to look step by step.
+        target_norms: The BatchNorm layers that the target's batches pass, once somebody has found out.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Workbench:
         self.scaler = scaler or torch.amp.GradScaler("cpu", enabled=False)
         self.own_buffers = {name: buffer.clone() for _, _, name, buffer in self._buffers()}
         self.suspects: set[str] = set()
+        self.target_norms: list[BatchNorm] | None = None
         self._index = {id(parameter): i for i, parameter in enumerate(self.layout.parameters)}
 
     def initial(self) -> State:

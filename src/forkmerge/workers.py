@@ -236,6 +236,9 @@ def _serve(connection: Connection[Any, Any]) -> None:
     send(connection, ("up", None))
     try:
         (index, places), memories = receive(connection, private=True)
+    except _BROKEN:
+        return  # the run ended before it began
+    try:
         handler: Handler = Parcel.open(places, memories[0])(index)
     except Exception:
         send(connection, ("failed", traceback.format_exc()))

@@ -93,8 +93,9 @@ class Algorithm(ABC):
             paired: Whether all branches see the same batches.
             gradients: Where gradient methods compare tasks: at the shared "parameters", or, approximately and
                 cheaper, at the declared "representation".
-            statistics: Whose batches move BatchNorm's running statistics: those of "all" tasks, or of the "target"
-                only, as it is the target that they are used on.
+            statistics: Whose batches move BatchNorm's running statistics: those of "all" streams, or only those of
+                streams that serve the "target", which is measured with them; layers that the target does not pass,
+                and branches without it, follow all.
             seed: Of the model's initialisation (where `model` makes it), the data order and all randomness.
             workers: Processes that train branches; 1, the default without devices, trains them here in turn.
             devices: Where they train: worker i on device i modulo their number, one worker each by default. The model
@@ -228,6 +229,9 @@ def stored_training(folder: str | os.PathLike[str] | None, resume: bool) -> dict
     return stored
 
 
+_FORMER = {"statistics": "all"}  # what runs did that were begun before there was a choice
+
+
 def open_store(
     folder: str | os.PathLike[str] | None, resume: bool, config: dict[str, Any], facts: dict[str, Any], depth: int = 3
 ) -> tuple[RunFolder | NoStore, list[str]]:
@@ -242,7 +246,7 @@ def open_store(
     for key, value in config.items():
         stored = store.config.get(key)
         if key == "training":  # a run's bits do not depend on who reads the examples
-            stored = {**(stored or {}), "loader_workers": value["loader_workers"]}
+            stored = {**_FORMER, **(stored or {}), "loader_workers": value["loader_workers"]}
         if key != "source" and stored != value:
             store.close()
             raise StoreError(
