@@ -48,7 +48,8 @@ def page(settings: Sequence[Setting], studies: Sequence[Setting] = ()) -> str:
     """Return the text of the page: the comparisons, the paper's claims, and the studies that options were chosen by."""
     if not settings:
         return _HEAD + "\nThere are no records yet.\n"
-    lines = [_HEAD, "## Where ForkMerge is best, and where not", "", *(_verdict(s) for s in settings if s.forms), ""]
+    verdicts = [_verdict(setting) for setting in settings if setting.is_about_forkmerge]
+    lines = [_HEAD, "## Where ForkMerge is best, and where not", "", *verdicts, ""]
     for setting in settings:
         lines += [*_section(setting), ""]
     lines += ["## The paper's claims", "", "A claim holds where it does in every setting that tests it.", ""]

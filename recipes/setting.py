@@ -98,6 +98,11 @@ class Setting:
         return [word for word, found in self.contenders.items() if found.base in FORMS and word in self.overall]
 
     @property
+    def is_about_forkmerge(self) -> bool:
+        """Whether some form of it is compared, with or without results; else the setting only serves another one."""
+        return any(found.base in FORMS for found in self.contenders.values())
+
+    @property
     def compute(self) -> list[str]:
         """What ForkMerge's compute, or more of it, would have bought otherwise."""
         extra = ("-uniform", "-best", "-average", "grid")

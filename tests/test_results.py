@@ -121,6 +121,15 @@ def test_the_page_is_made_from_files_of_records_alone(scripts, tmp_path):
     assert "3 seeds.\n\nWhy? *Because.*\n\nPaired difference" in page.page(setting.read_settings(tmp_path))
 
 
+def test_large_batches_are_compared_with_the_single_task_training_of_the_base(scripts):
+    page, claims, setting = scripts
+    base = setting.Setting("x", *made({"stl": 0.0, "ew": 1.0, "forkmerge": 3.0}))
+    plan, outcomes = made({"stl": 4.0, "ew": 5.0})  # large batches help single-task training as much
+    variant = setting.Setting("x_batch", plan, outcomes, base=base)
+    assert verdicts(claims, [base, variant])["Larger batches do not explain the gain"] == "does not"
+    assert "**x_batch**" not in page.page([base, variant]), "it has no form of ForkMerge to speak of"
+
+
 @pytest.mark.parametrize(
     ("gain", "words"),
     [(4.0, "better than EW, the best other method, beyond noise"), (0.02, "within noise"), (-4.0, "worse than EW")],
