@@ -13,14 +13,8 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from forkmerge.algorithms._fit import (
-    Algorithm,
-    ModelOrFactory,
-    build_model,
-    open_store,
-    run_config,
-    stored_training,
-)
+from forkmerge.algorithms._config import open_store, run_config, stored_training
+from forkmerge.algorithms._fit import Algorithm, ModelOrFactory, build_model
 from forkmerge.algorithms._rounds import Observe
 from forkmerge.branch import Training
 from forkmerge.devices import resolve_workers
