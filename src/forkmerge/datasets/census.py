@@ -6,7 +6,6 @@ Read from `census_income.npz` with the arrays `cat` [n, fields], `cat_cardinalit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -26,7 +25,6 @@ def recipe(
     steps: int = 1000,
     interval: int = 250,
     width: int = 8,
-    hidden: Sequence[int] = (64, 32),
     batch_size: int = 256,
     seed: int = 0,
     root: str | None = None,
@@ -38,7 +36,6 @@ def recipe(
         steps: Training steps.
         interval: Steps between merges.
         width: Features per field.
-        hidden: Units of every layer of a tower.
         batch_size: Rows per step.
         seed: Draws the first weights and the order of the data.
         root: The folder; by default the one that FORKMERGE_DATA names.
@@ -47,7 +44,7 @@ def recipe(
     sizes = [int(size) for size in pack["cat_cardinality"]]
     return fm.Recipe(
         problem(target, root, batch_size=batch_size),
-        model=partial(ESMM, sizes, pack["num"].shape[1], TASKS, width=width, hidden=hidden),
+        model=partial(ESMM, sizes, pack["num"].shape[1], TASKS, width=width, hidden=(64, 32)),
         optimizer=fm.OptimizerOf("Adam", lr=1e-3),
         steps=steps,
         algorithm=fm.ForkMerge("per_auxiliary", interval=interval),
