@@ -139,7 +139,7 @@ class Evaluation:
             `metric(predictions, targets) -> number` that gets all of them at once.
         predict: `predict(model, batch) -> (predictions, targets)`.
         batch_size: Examples per forward pass. Where all metrics are `MeanCost`s every pass has this shape, and a
-            search looks at so many examples at a time: larger batches are no faster on a CPU, and make it look at more.
+            search looks at so many examples at a time: larger batches make it look at more, and are hardly faster.
         collate_fn: How examples become a batch; torch's default where None.
         higher_is_better: `{name: bool}` where a metric does not say so itself (its attribute of that name);
             plain callables count as higher-is-better.
@@ -150,7 +150,7 @@ class Evaluation:
     dataset: Dataset[Any]
     metrics: Mapping[str, Any] | Any
     predict: Predict = predict_pair
-    batch_size: int = 64
+    batch_size: int = 128
     collate_fn: Callable[[list[Any]], Any] | None = None
     higher_is_better: Mapping[str, bool] = field(default_factory=dict)
     as_training: Dataset[Any] | None = None
