@@ -211,6 +211,19 @@ def test_processes_change_nothing_but_time(tmp_path):
     assert facts(tmp_path / "here") == facts(tmp_path / "there")
 
 
+def test_runs_take_the_devices_in_turn(tmp_path, monkeypatch):
+    seen, fit = [], fm.Algorithm.fit
+
+    def on_no_device(algorithm, problem, **options):
+        seen.append(options.pop("devices"))
+        return fit(algorithm, problem, **options)
+
+    monkeypatch.setattr(fm.Algorithm, "fit", on_no_device)
+    found = compared(tmp_path, methods="ew", settings={"training": {"devices": ["one", "two"]}})
+    assert seen == [["one"], ["two"], ["one"], ["two"]]
+    assert not any(o.error for o in found)
+
+
 def test_tables_come_from_the_records_alone(tmp_path):
     compared(tmp_path)
     write_tables(tmp_path)

@@ -131,7 +131,7 @@ def test_the_command_keeps_records_while_it_runs(tmp_path):
 def test_what_is_not_a_file_of_records_is_refused(tmp_path):
     file = tmp_path / "x.json"
     file.write_text('{"format": 1}')
-    with pytest.raises(fm.StoreError, match="does not hold the records of a comparison"):
+    with pytest.raises(fm.StoreError, match="is not a file of records"):
         write_tables(file)
     with pytest.raises(fm.StoreError, match="is not the folder of a comparison"):
         run("compare", tmp_path / "missing.json")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -30,6 +31,12 @@ def check_devices(devices: Devices | None) -> tuple[torch.device, ...]:
             f"devices must be of one kind, because the bits of a run depend on it: got {' and '.join(kinds)}."
         )
     return found
+
+
+def in_turn(options: Mapping[str, Any], place: int) -> dict[str, Any]:
+    """Return the options of one of several runs that go on side by side: run i gets device i modulo their number."""
+    devices = options.get("devices")
+    return {**options, "devices": [devices[place % len(devices)]]} if devices else dict(options)
 
 
 def place_model(model: nn.Module, devices: Sequence[torch.device]) -> None:

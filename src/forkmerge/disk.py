@@ -227,7 +227,7 @@ def _reason(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
-def read_versioned(path: Path, version: int, keys: Iterable[str], what: str, remedy: str) -> dict[str, Any]:
+def read_versioned(path: Path, version: int, keys: Iterable[str], what: str, remedy: str = "") -> dict[str, Any]:
     """Return a JSON file that begins with its format's version.
 
     Args:
@@ -235,7 +235,7 @@ def read_versioned(path: Path, version: int, keys: Iterable[str], what: str, rem
         version: The version that can be read.
         keys: What it must hold besides.
         what: What the file should be, for the error.
-        remedy: What to delete where it is not.
+        remedy: What to delete where it is not, if that helps.
     """
     with explained(f"read {path}"):
         text = path.read_bytes()
@@ -246,5 +246,6 @@ def read_versioned(path: Path, version: int, keys: Iterable[str], what: str, rem
         if lacking := sorted(set(keys) - set(data)):
             raise KeyError(*lacking)
     except (ValueError, TypeError, KeyError) as error:
-        raise StoreError(f"{path} is not {what}: {error!r}. Delete {remedy} and run again.") from None
+        hint = f" Delete {remedy} and run again." if remedy else ""
+        raise StoreError(f"{path} is not {what}: {error!r}.{hint}") from None
     return dict(data)

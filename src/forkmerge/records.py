@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from forkmerge.codec import plain
-from forkmerge.disk import explained, write_atomically
+from forkmerge.disk import explained, read_versioned, write_atomically
 from forkmerge.errors import StoreError
 from forkmerge.outcomes import FORMAT, Outcome, outcome_from, read_outcomes, read_plan
 
@@ -120,12 +120,9 @@ def _dump(value: Any) -> str:
 
 
 def _read_file(path: Path) -> tuple[dict[str, Any], list[Outcome]]:
-    with explained(f"read {path}"):
-        text = path.read_bytes()
+    what = "a file of records"
+    data = read_versioned(path, FORMAT, ["plan", "outcomes"], what)
     try:
-        data = json.loads(text)
-        if data["format"] != FORMAT:
-            raise StoreError(f"{path} has format {data['format']}, not {FORMAT}: use the forkmerge that wrote it.")
         return dict(data["plan"]), [outcome_from({"setting": {}, "folder": "", **each}) for each in data["outcomes"]]
     except (ValueError, TypeError, KeyError) as error:
-        raise StoreError(f"{path} does not hold the records of a comparison: {error!r}.") from None
+        raise StoreError(f"{path} is not {what}: {error!r}.") from None

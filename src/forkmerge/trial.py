@@ -14,6 +14,7 @@ from forkmerge.algorithms import Algorithm
 from forkmerge.algorithms._composed import Composed, is_started
 from forkmerge.codec import plain
 from forkmerge.contenders import branch_count, contender_from, with_setting
+from forkmerge.devices import in_turn
 from forkmerge.methods import GramianMethod, MatrixMethod
 from forkmerge.order import derive, random_state_kept, set_random_state
 from forkmerge.outcomes import Outcome
@@ -39,6 +40,7 @@ class Trial:
         refit: Whether to train on training ∪ validation data.
         weighs: Whether to find out how much memory the run takes.
         work: Its training steps over all branches, for estimates of the time left.
+        place: Its place among the runs, which take the recipe's devices in turn.
     """
 
     source: Mapping[str, Any]
@@ -47,6 +49,7 @@ class Trial:
     refit: bool
     weighs: bool
     work: int
+    place: int = 0
 
     @property
     def folder(self) -> Path:
@@ -72,7 +75,7 @@ def run_trial(trial: Trial, tell: Tell) -> Outcome:
             folder=folder,
             resume=is_started(folder),
             observe=_Meter(tell),
-            **options,
+            **in_turn(options, trial.place),
         )
         if record.kind == "final":
             measure_test(run, recipe.problem, folder)

@@ -18,6 +18,7 @@ from forkmerge.algorithms._composed import Composed, Parts, comparable_scores, i
 from forkmerge.algorithms._forkmerge import Joint
 from forkmerge.algorithms._settings import Settings
 from forkmerge.codec import plain
+from forkmerge.devices import in_turn
 from forkmerge.errors import ProblemError
 from forkmerge.methods import Method, method_from
 from forkmerge.pool import Failure, run_calls, using_threads
@@ -218,9 +219,6 @@ class _Trained:
 
 def _train_point(shared: _Shared, job: tuple[int, str, Joint], tell: Tell) -> _Trained:
     place, name, algorithm = job
-    options = dict(shared.options)
-    if options.get("devices"):
-        options["devices"] = [options["devices"][place % len(options["devices"])]]
     problem = shared.problem
     if problem is None:
         assert shared.rebuild is not None
@@ -233,7 +231,7 @@ def _train_point(shared: _Shared, job: tuple[int, str, Joint], tell: Tell) -> _T
         folder=folder,
         resume=is_started(folder),
         observe=tell,
-        **options,
+        **in_turn(shared.options, place),
     )
     model = run.model
     assert model is not None
