@@ -330,6 +330,9 @@ def section(results: Mapping[str, Any]) -> Section:
             f"{'the same' if results['same_coefficients'] else 'other'} coefficients, on weights of its own: it trains "
             "in another memory format, and in hundreds of steps rounding has moved them "
             f"by {results['drift']:.1f} of a tensor's largest.",
+            "Training gains what torch's channels-last kernels gain on this network, and nothing else. With two "
+            "workers training is spread evenly, ranking three branches takes as long as two, and the race stays in one "
+            "process.",
             "*Checkpoints, rest* is mostly one pass over the validation data before training, which finds a metric or "
             "an example that fails; it is done once per run. So is the start of worker processes, which counts in the "
             "last ratio.",
