@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -93,6 +94,11 @@ class TestTheRaceItself:
         assert [other.done for other in others] == [0, 0]
         assert race([others[0], Known(0.0)]) == 1  # it would win a tie, so one cost has to be seen
         assert others[0].done == 1
+
+    @pytest.mark.parametrize("order", list(permutations([0, 0, 1, 1, 2])), ids=str)
+    def test_an_entrant_given_twice_runs_once(self, order: tuple[int, ...]) -> None:
+        entrants = [Listed(costs, 1) for costs in ([3.0, 0.0], [1.0, 0.0], [0.0, 1.0])]
+        assert race([entrants[i] for i in order]) == min(order.index(1), order.index(2))
 
     def test_what_was_evaluated_before_is_not_evaluated_again(self) -> None:
         slow, fast = Listed([1.0] * 9, 1), Listed([0.0] * 9, 1)
@@ -467,6 +473,11 @@ class TestFullPassesAtOnce:
         score = Candidates(lambda c: 0.0, evaluate_many=many)
         assert score.best_among([(0.3, 0.7), (0.1 + 0.2, 0.7), (1.0, 0.0)]) == (0.3, 0.7)
         assert calls == [[(0.3, 0.7), (1.0, 0.0)]]
+
+    def test_candidates_given_twice_are_tried_in_the_order_they_came(self) -> None:
+        score = Candidates(lambda c: -c[0])
+        assert score.best_among([(0.5, 0.5), (0.2, 0.8), (0.5, 0.5)]) == (0.2, 0.8)
+        assert [c for c, _ in score.tried] == [(0.5, 0.5), (0.2, 0.8)]
 
 
 def test_the_operations_of_a_chunk_are_counted_once_in_a_run(monkeypatch: pytest.MonkeyPatch) -> None:

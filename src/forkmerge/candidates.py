@@ -122,8 +122,11 @@ class Candidates:
         return max(complete, key=lambda entry: entry[1])[0]
 
     def _entrants_of(self, candidates: Sequence[Coefficients], guides: Sequence[Coefficients]) -> list[Entrant]:
-        new = {self._key(c): c for c in reversed(candidates) if self._key(c) not in self._entrants}
-        missing = list(reversed(new.values()))
+        new: dict[Coefficients, Coefficients] = {}
+        for candidate in candidates:
+            if self._key(candidate) not in self._entrants:
+                new.setdefault(self._key(candidate), candidate)
+        missing = list(new.values())
         if missing and self._enter is None:
             for candidate, score in zip(missing, self._evaluate_many(missing), strict=True):
                 self._add(candidate, Known(score))

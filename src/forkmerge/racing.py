@@ -57,7 +57,10 @@ def race(entrants: Sequence[Entrant]) -> int:
     Always extends the one with the highest bound, of equals the first, and stops when that one is complete: nobody
     else can reach more, and nobody before it as much.
     """
-    queue = [(-entrant.bound, position) for position, entrant in enumerate(entrants)]
+    distinct: dict[int, int] = {}  # an entrant given twice runs once, where it comes first
+    for position, entrant in enumerate(entrants):
+        distinct.setdefault(id(entrant), position)
+    queue = [(-entrants[position].bound, position) for position in distinct.values()]
     heapq.heapify(queue)
     while not entrants[queue[0][1]].is_complete:
         position = queue[0][1]
@@ -65,7 +68,7 @@ def race(entrants: Sequence[Entrant]) -> int:
         heapq.heapreplace(queue, (-entrants[position].bound, position))
     first = queue[0][1]
     entrants[first].ask()
-    for position, entrant in enumerate(entrants):
-        if entrant is not entrants[first]:
-            entrant.lose(entrants[first].bound, is_preferred=position < first)
+    for position in distinct.values():
+        if position != first:
+            entrants[position].lose(entrants[first].bound, is_preferred=position < first)
     return first
