@@ -16,6 +16,7 @@ from torch import nn
 import forkmerge as fm
 from forkmerge import compiling
 from forkmerge.compiling import compiled, install
+from forkmerge.course import count_operations
 from forkmerge.methods import PCGrad
 from problems import SGD, TASKS, WIDTH, Net, bits, facts, fit, noisy_net, plain_net, same_bits, seeded, shared_problem
 from test_formats import wide_net
@@ -112,6 +113,16 @@ def test_many_batch_sizes_never_fall_back_to_uncompiled_code(graphs: list[int]) 
         for size in range(2, 12):
             net(torch.ones(size, 6))
     assert len(graphs) == 10  # the default limit of torch is 8; after it, calls would run as they are
+
+
+def test_operations_of_a_compiled_model_are_counted_as_before(graphs: list[int]) -> None:
+    net, inputs = nn.Sequential(nn.Linear(WIDTH, 8), nn.ReLU(), nn.Linear(8, 2)), torch.randn(3, WIDTH)
+    expected = 3 * (WIDTH * 8 + 8 * 2)
+    assert count_operations(net, lambda: net(inputs)) == expected
+    with compiled(net, True, lambda: net(inputs)):
+        assert len(graphs) > 0
+        assert count_operations(net, lambda: net(inputs)) == expected
+        assert net._compiled_call_impl is not None
 
 
 def test_gradient_methods_may_pass_backward_several_times() -> None:

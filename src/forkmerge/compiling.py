@@ -61,6 +61,19 @@ def install(model: nn.Module, how: bool | str) -> None:
             module._compiled_call_impl = torch.compile(_call_of(module), backend=backend, dynamic=False)
 
 
+@contextmanager
+def uncompiled(model: nn.Module) -> Iterator[None]:
+    """Let the model run as it is written, hooks of all its modules included, while the context lasts."""
+    kept = [(module, module._compiled_call_impl) for module in model.modules()]
+    try:
+        for module, _ in kept:
+            module._compiled_call_impl = None
+        yield
+    finally:
+        for module, form in kept:
+            module._compiled_call_impl = form
+
+
 def backend_of(how: bool | str) -> str:
     """Return the name of the backend, refusing those that do not exist or cannot follow a branch's weights."""
     if how is True:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from forkmerge.candidates import Coefficients
+from forkmerge.compiling import uncompiled
 from forkmerge.errors import ProblemError
 from forkmerge.racing import Entrant
 from forkmerge.scoring import CostReader, Costs, Criterion
@@ -204,8 +205,8 @@ def count_operations(model: nn.Module, call: Callable[[], object]) -> int:
     """Return the multiply-adds of layers with a weight matrix or kernel during a call.
 
     A layer that makes m numbers with a weight of w numbers, n of them outputs or channels, takes m·w/n. Modules that
-    look their weights up, and functions without a module, count nothing. (torch's own counter needs over a second
-    of imports.)
+    look their weights up, and functions without a module, count nothing. A compiled model counts like any other.
+    (torch's own counter needs over a second of imports.)
     """
     total = 0
 
@@ -217,7 +218,8 @@ def count_operations(model: nn.Module, call: Callable[[], object]) -> int:
 
     handles = [m.register_forward_hook(add) for m in model.modules() if isinstance(m, _MATRICES)]
     try:
-        call()
+        with uncompiled(model):
+            call()
     finally:
         for handle in handles:
             handle.remove()
