@@ -68,6 +68,11 @@ class TestRefusals:
         with pytest.raises(fm.ProblemError, match="'wide' must cost a tensor of one number per example, got"):
             fm.MeanCost(cost, name="wide")(LOGITS, torch.tensor([0, 1, 2]))
 
+    def test_a_target_that_is_no_class_is_an_error_like_any(self) -> None:
+        targets = torch.tensor([0, -100, 3])
+        assert fm.accuracy(LOGITS, targets) == 1 / 3
+        assert fm.accuracy.rows(LOGITS, targets)[1:, 2].tolist() == [1 + 1, 1 + 1]
+
     @pytest.mark.parametrize("metric", [fm.accuracy, fm.absolute_error])
     def test_shapes_that_would_be_broadcast_are_refused(self, metric: Any) -> None:
         with pytest.raises(fm.ProblemError, match=f"{metric.name} needs targets of the shape of predictions"):

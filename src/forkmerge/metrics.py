@@ -96,8 +96,10 @@ def _errors(predictions: Tensor, targets: Tensor) -> Tensor:
 
 
 def _doubt(predictions: Tensor, targets: Tensor) -> Tensor:
-    """1 − the target's probability."""
-    return _per_example(1 - predictions.softmax(-1).gather(-1, targets.unsqueeze(-1)).squeeze(-1))
+    """1 − the target's probability; a target that is no class has none."""
+    is_class = (targets >= 0) & (targets < predictions.shape[-1])
+    place = torch.where(is_class, targets, 0).unsqueeze(-1)
+    return _per_example(1 - torch.where(is_class, predictions.softmax(-1).gather(-1, place).squeeze(-1), 0.0))
 
 
 def _surprise(predictions: Tensor, targets: Tensor) -> Tensor:
