@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -339,6 +340,8 @@ class TestOtherOptions:
             fit(fm.ForkMerge(interval=4), net=frozen_seeded, folder=tmp_path / "run", observe=stop_at(6))
         return tmp_path / "run"
 
+    in_sixes = shared_problem(validation=replace(shared_problem().target_validation, batch_size=6))
+
     @pytest.mark.parametrize(
         ("options", "difference"),
         [
@@ -353,6 +356,10 @@ class TestOtherOptions:
             ({"algorithm": fm.ForkMerge(interval=4, search=fm.Grid(7))}, r"algorithm\.search was None and is .*7"),
             ({"problem": shared_problem(weights="sampling")}, r"problem\.weights was 'loss' and is 'sampling' now"),
             ({"problem": shared_problem(Augmented(17))}, r"problem\.streams\.all\.examples was 16 and is 17 now"),
+            (
+                {"problem": in_sixes},
+                r"problem\.validation\.batch_size was \d+ and is 6 now",
+            ),
             ({"net": plain_net}, r"model\.\w+ was"),
             ({"net": lambda: seeded(frozen_net, 9)}, r"model\.fixed was '\w+' and is '\w+' now"),
         ],
@@ -372,9 +379,10 @@ class TestOtherOptions:
         assert {path: path.read_bytes() for path in killed.rglob("*") if path.is_file()} == before
         assert status(killed) == "interrupted", "the lock is free again"
 
-    def test_a_run_begun_before_statistics_were_a_choice_goes_on(self, killed: Path) -> None:
+    def test_a_run_begun_before_these_were_noted_goes_on(self, killed: Path) -> None:
         config = json.loads((killed / "config.json").read_text())
         assert config["training"].pop("statistics") == "all"
+        assert config["problem"]["validation"].pop("batch_size") > 0
         (killed / "config.json").write_text(json.dumps(config))
         assert fit(fm.ForkMerge(interval=4), net=frozen_seeded, folder=killed, resume=True).model is not None
 

@@ -138,8 +138,8 @@ class Evaluation:
             `accuracy`), a torchmetrics object, fed batch by batch, or a plain callable
             `metric(predictions, targets) -> number` that gets all of them at once.
         predict: `predict(model, batch) -> (predictions, targets)`.
-        batch_size: Examples per forward pass. Where all metrics are `MeanCost`s every pass has this shape, and a
-            search looks at so many examples at a time: larger batches make it look at more, and are hardly faster.
+        batch_size: Examples per forward pass. Where all metrics are `MeanCost`s every pass has this many, or all if
+            there are fewer, and a search goes on by one such pass or more: larger ones make it look at more examples.
         collate_fn: How examples become a batch; torch's default where None.
         higher_is_better: `{name: bool}` where a metric does not say so itself (its attribute of that name);
             plain callables count as higher-is-better.

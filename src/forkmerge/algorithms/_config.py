@@ -75,9 +75,11 @@ def open_store(
         return RunFolder.create(folder, {**config, "environment": facts}), []
     store = RunFolder.open(folder)
     for key, value in config.items():
-        stored = store.config.get(key)
+        stored: Any = store.config.get(key)
         if key == "training":  # a run's bits do not depend on who reads the examples
             stored = {**_FORMER, **(stored or {}), "loader_workers": value["loader_workers"]}
+        if key == "problem":  # older runs do not say how many examples they evaluated at a time
+            stored = {**stored, "validation": {"batch_size": value["validation"]["batch_size"], **stored["validation"]}}
         if key != "source" and stored != value:
             store.close()
             raise StoreError(
@@ -119,7 +121,11 @@ def _describe_problem(problem: Problem) -> dict[str, Any]:
         "target": problem.target,
         "weights": problem.weights,
         "streams": streams,
-        "validation": {"examples": len(evaluation.dataset), "metrics": list(evaluation.metrics)},  # type: ignore[arg-type]
+        "validation": {
+            "examples": len(evaluation.dataset),  # type: ignore[arg-type]
+            "metrics": list(evaluation.metrics),
+            "batch_size": evaluation.batch_size,
+        },
     }
 
 
