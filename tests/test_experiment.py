@@ -13,6 +13,7 @@ import pytest
 import compare_problem
 import forkmerge as fm
 from compare_problem import recipe
+from forkmerge import devices
 from forkmerge import trial as trial_module
 from forkmerge.algorithms._equal_compute import Scaled
 from forkmerge.comparison_tables import summary_from, tables_from, write_tables
@@ -211,7 +212,7 @@ def test_processes_change_nothing_but_time(tmp_path):
     assert facts(tmp_path / "here") == facts(tmp_path / "there")
 
 
-def test_runs_take_the_devices_in_turn(tmp_path, monkeypatch):
+def test_every_worker_runs_on_a_device_of_its_own(tmp_path, monkeypatch):
     seen, fit = [], fm.Algorithm.fit
 
     def on_no_device(algorithm, problem, **options):
@@ -219,9 +220,18 @@ def test_runs_take_the_devices_in_turn(tmp_path, monkeypatch):
         return fit(algorithm, problem, **options)
 
     monkeypatch.setattr(fm.Algorithm, "fit", on_no_device)
-    found = compared(tmp_path, methods="ew", settings={"training": {"devices": ["one", "two"]}})
-    assert seen == [["one"], ["two"], ["one"], ["two"]]
+    monkeypatch.setattr(devices, "own_index", lambda: 3)
+    found = compared(tmp_path, methods="ew", settings={"training": {"devices": ["one", "two"]}}, seeds=1)
+    assert seen == [["two"], ["two"]]
     assert not any(o.error for o in found)
+
+
+def test_devices_change_nothing_but_where_runs_are(tmp_path):
+    run_comparison(planned(), tmp_path / "here")
+    run_comparison(planned(settings={"training": {"devices": ["cpu", "cpu"]}}), tmp_path / "there", workers=2)
+    here, there = (facts(tmp_path / name) for name in ("here", "there"))
+    assert here == there
+    assert all(cost["memory"] is not None for cost in there["costs"].values())
 
 
 def test_tables_come_from_the_records_alone(tmp_path):

@@ -12,7 +12,7 @@ import torch
 
 import forkmerge as fm
 from forkmerge.pool import Failure, describe_error, run_calls, using_threads
-from forkmerge.workers import Tell
+from forkmerge.workers import Tell, own_index
 
 
 def work(job: int, tell: Tell) -> tuple[int, int]:
@@ -26,6 +26,10 @@ def work(job: int, tell: Tell) -> tuple[int, int]:
         os.kill(os.getpid(), signal.SIGKILL)
     print("what calls print is not a result")
     return job * job, os.getpid()
+
+
+def where(job: int, tell: Tell) -> tuple[int, int]:
+    return own_index(), os.getpid()
 
 
 def collect(jobs: list[int], workers: int) -> tuple[dict[int, Any], list[tuple[int, Any]]]:
@@ -48,6 +52,13 @@ def test_processes_end_every_job_whatever_the_others_do(monkeypatch, capfd):
         calls = 3 if job == 4 else 1  # what its process did not survive is tried again
         assert [value for i, value in news if i == index] == [None, f"at {job}"] * calls
     assert capfd.readouterr().out == ""
+
+
+def test_a_process_knows_its_position():
+    found = set(dict(run_calls(where, [0] * 8, 2)).values())
+    assert {index for index, _ in found} <= {0, 1}
+    assert len({index for index, _ in found}) == len({process for _, process in found})
+    assert own_index() == 0
 
 
 def test_one_worker_calls_here_one_after_the_other():

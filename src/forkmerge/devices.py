@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from forkmerge.errors import ProblemError
+from forkmerge.workers import own_index
 
 Devices = Sequence[str | torch.device]
 
@@ -33,10 +34,10 @@ def check_devices(devices: Devices | None) -> tuple[torch.device, ...]:
     return found
 
 
-def in_turn(options: Mapping[str, Any], place: int) -> dict[str, Any]:
-    """Return the options of one of several runs that go on side by side: run i gets device i modulo their number."""
+def on_own_device(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a whole run in this process: worker i of several has device i modulo their number."""
     devices = options.get("devices")
-    return {**options, "devices": [devices[place % len(devices)]]} if devices else dict(options)
+    return {**options, "devices": [devices[own_index() % len(devices)]]} if devices else dict(options)
 
 
 def place_model(model: nn.Module, devices: Sequence[torch.device]) -> None:

@@ -309,7 +309,6 @@ def _run_all(trials: Sequence[Trial], out: Path, workers: int, watch: Watch) -> 
     # Seed by seed, so that what an interruption leaves can be compared; the longest first, so that none ends alone.
     order = {seed: place for place, seed in enumerate(dict.fromkeys(trial.record.seed for trial in trials))}
     waiting.sort(key=lambda trial: (order[trial.record.seed], -trial.work))
-    waiting = [replace(trial, place=place) for place, trial in enumerate(waiting)]
     total = len(trials)
     watch({"event": "begin", "runs": total, "ended": total - len(waiting), "work": [t.work for t in waiting]})
     if not waiting:

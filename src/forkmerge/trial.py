@@ -14,7 +14,7 @@ from forkmerge.algorithms import Algorithm
 from forkmerge.algorithms._composed import Composed, is_started
 from forkmerge.codec import plain
 from forkmerge.contenders import branch_count, contender_from, with_setting
-from forkmerge.devices import in_turn
+from forkmerge.devices import on_own_device
 from forkmerge.methods import GramianMethod, MatrixMethod
 from forkmerge.order import derive, random_state_kept, set_random_state
 from forkmerge.outcomes import Outcome
@@ -40,7 +40,6 @@ class Trial:
         refit: Whether to train on training ∪ validation data.
         weighs: Whether to find out how much memory the run takes.
         work: Its training steps over all branches, for estimates of the time left.
-        place: Its place among the runs, which take the recipe's devices in turn.
     """
 
     source: Mapping[str, Any]
@@ -49,7 +48,6 @@ class Trial:
     refit: bool
     weighs: bool
     work: int
-    place: int = 0
 
     @property
     def folder(self) -> Path:
@@ -75,7 +73,7 @@ def run_trial(trial: Trial, tell: Tell) -> Outcome:
             folder=folder,
             resume=is_started(folder),
             observe=_Meter(tell),
-            **in_turn(options, trial.place),
+            **on_own_device(options),
         )
         if record.kind == "final":
             measure_test(run, recipe.problem, folder)
@@ -97,7 +95,8 @@ def _results(recipe: Recipe, run: Run, trial: Trial) -> dict[str, Any]:
         evaluation, split, metrics = problem.evaluations("test")[problem.target], "test", run.test
     memory = None
     if trial.weighs:
-        seeded = replace(recipe, options={**recipe.options, "seed": trial.record.seed, "threads": 1})
+        options = on_own_device({**recipe.options, "seed": trial.record.seed, "threads": 1})
+        seeded = replace(recipe, options=options)
         memory = _memory(seeded)
     return {
         "split": split,
@@ -126,7 +125,7 @@ def _round(found: Round) -> dict[str, Any]:
 def _memory(recipe: Recipe) -> float | None:
     """Model sizes of all states, gradients and gradient matrices of a run; None if it cannot be tried out."""
     try:
-        memory = plan_run(recipe).memory
+        memory = plan_run(recipe, workers=1).memory
         settings = recipe.algorithm.settings(recipe.problem)
         probes = settings.constructor.probes(recipe.problem)
         branches = settings.constructor.build(recipe.problem, {probe.name: 0.0 for probe in probes})

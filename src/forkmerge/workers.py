@@ -32,6 +32,14 @@ _GLANCE = 1.0  # seconds between looks at exit codes: a dead worker's own childr
 _BROKEN = (EOFError, OSError, pickle.UnpicklingError)
 
 
+_own_index = 0
+
+
+def own_index() -> int:
+    """Return the position of this process in its team; 0 where it is no worker."""
+    return _own_index
+
+
 class WorkerError(RuntimeError):
     """Something failed in a worker process; the message is the traceback from there."""
 
@@ -230,16 +238,17 @@ def _exit(process: BaseProcess) -> str:
 
 
 def _serve(connection: Connection[Any, Any]) -> None:
+    global _own_index
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends its workers
     threading.Thread(target=_end_with_parent, daemon=True).start()
     sys.stdout = sys.stderr  # standard output is the parent's, for results
     send(connection, ("up", None))
     try:
-        (index, places), memories = receive(connection, private=True)
+        (_own_index, places), memories = receive(connection, private=True)
     except _BROKEN:
         return  # the run ended before it began
     try:
-        handler: Handler = Parcel.open(places, memories[0])(index)
+        handler: Handler = Parcel.open(places, memories[0])(_own_index)
     except Exception:
         send(connection, ("failed", traceback.format_exc()))
         return

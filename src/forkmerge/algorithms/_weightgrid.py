@@ -18,7 +18,7 @@ from forkmerge.algorithms._composed import Composed, Parts, comparable_scores, i
 from forkmerge.algorithms._forkmerge import Joint
 from forkmerge.algorithms._settings import Settings
 from forkmerge.codec import plain
-from forkmerge.devices import in_turn
+from forkmerge.devices import on_own_device
 from forkmerge.errors import ProblemError
 from forkmerge.methods import Method, method_from
 from forkmerge.pool import Failure, run_calls, using_threads
@@ -166,13 +166,13 @@ class WeightGrid(Composed):
         )
         if parts.workers > 1:
             shared = shared if parts.rebuild is None else replace(shared, problem=None, rebuild=parts.rebuild)
-        jobs = [(place, name, self._joint(weights)) for place, (name, weights) in enumerate(grid.items())]
+        jobs = [(name, self._joint(weights)) for name, weights in grid.items()]
         found: dict[int, _Trained] = {}
         news = lambda _, event: parts.observe(event) if event else None  # noqa: E731
         for index, result in run_calls(partial(_train_point, shared), jobs, parts.workers, news):
             if isinstance(result, Failure):
                 raise ProblemError(
-                    f"the run with task weights {dict(jobs[index][2].task_weights or {})}: {result.error}"
+                    f"the run with task weights {dict(jobs[index][1].task_weights or {})}: {result.error}"
                 )
             found[index] = result
         return [found[index] for index in range(len(jobs))]
@@ -217,8 +217,8 @@ class _Trained:
     tensors: bytes | None
 
 
-def _train_point(shared: _Shared, job: tuple[int, str, Joint], tell: Tell) -> _Trained:
-    place, name, algorithm = job
+def _train_point(shared: _Shared, job: tuple[str, Joint], tell: Tell) -> _Trained:
+    name, algorithm = job
     problem = shared.problem
     if problem is None:
         assert shared.rebuild is not None
@@ -231,7 +231,7 @@ def _train_point(shared: _Shared, job: tuple[int, str, Joint], tell: Tell) -> _T
         folder=folder,
         resume=is_started(folder),
         observe=tell,
-        **in_turn(shared.options, place),
+        **on_own_device(shared.options),
     )
     model = run.model
     assert model is not None
