@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -186,6 +187,20 @@ def measure(
     return result
 
 
+def _per_branch(found: Mapping[str, Any]) -> str:
+    """Say what the growth with B − 1 means for B itself."""
+    values, seconds = found["values"], found["seconds"]
+    fitted = slope([value + 1 for value in values], seconds)
+    pairs = zip(pairwise(values), pairwise(seconds), strict=True)
+    steps = [(after - before) / (more - less) for (less, more), (before, after) in pairs]
+    return (
+        "A merge searches a coefficient for every branch but one, so branches are counted beside the target's own. "
+        f"From {values[0] + 1} to {values[-1] + 1} of them each further one takes {min(steps):.2f} to {max(steps):.2f} "
+        "s: a straight line, but one that does not pass through zero, so that a power of B itself has "
+        f"p = {fitted['slope']:.2f} ± {2 * fitted['error']:.2f}."
+    )
+
+
 def section(results: Mapping[str, Any]) -> Section:
     """Say what the results mean."""
     rows, goals = [], []
@@ -210,7 +225,8 @@ def section(results: Mapping[str, Any]) -> Section:
         [
             "Linear or better means p ≤ 1; the goal is missed where p exceeds 1 by more than two standard errors. "
             "MLPs, two rounds, one thread, no folder; what does not depend on the size (data, starting a run) is "
-            "included and lowers p."
+            "included and lowers p.",
+            *([_per_branch(results["branches"])] if "branches" in results else []),
         ],
     )
 

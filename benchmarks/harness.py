@@ -43,7 +43,7 @@ class Ratio:
 
 def quartiles(values: Sequence[float], seconds: float | None = None) -> Ratio:
     """Return median and quartiles of some ratios, or of any other numbers."""
-    low, median, high = statistics.quantiles(values, n=4) if len(values) > 1 else list(values) * 3
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else list(values) * 3
     return Ratio(median, low, high, seconds)
 
 

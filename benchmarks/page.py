@@ -144,7 +144,7 @@ def _facts(whole: Mapping[str, Any]) -> str:
         text += f"; load at the start {load:.2f}"
     if load is not None and load > BUSY_LOAD:
         text += ", so others were using the machine and the numbers are rough"
-    made = f"`{whole['command']}` on " if "command" in whole else ""
+    made = f"Last measured, all of it or in part: `{whole['command']}` on " if "command" in whole else ""
     return f"<sub>{made}{text}.</sub>"
 
 
