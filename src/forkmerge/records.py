@@ -19,7 +19,7 @@ from forkmerge.errors import StoreError
 from forkmerge.outcomes import FORMAT, Outcome, outcome_from, read_outcomes, read_plan
 
 _PATH = re.compile(r"(?<![\w.:/\\])(?:~|[A-Za-z]:)?[/\\][\w.+@~-]+(?:[/\\][\w.+@~-]+)+[/\\]?")
-_DIGITS = 5  # of times, and of scores inside a run
+_DIGITS = 5  # of the times of phases, and of scores inside a run
 _LEFT_OUT = ("folder", "details")
 
 
@@ -83,7 +83,6 @@ def _record(outcome: Outcome) -> dict[str, Any]:
     empty = Outcome("", "", "", 0, "", {}, "")
     short = replace(
         outcome,
-        seconds=_rounded(outcome.seconds),
         phases=_rounded(outcome.phases),
         rounds=_rounded(outcome.rounds),
         relevance=_rounded(outcome.relevance),
