@@ -294,6 +294,31 @@ def _agree(one: Outcome, other: Outcome) -> bool:
     return all(abs(a[name] - b[name]) < 1e-9 for a, b in pairs for name in MIXTURES)
 
 
+def _notes(results: Mapping[str, Any]) -> list[str]:
+    setting, examples = results["setting"], results["examples"]
+    without_all = results["training"]["median"] * (1 + results["overhead"]["twin"]["median"] / 100)
+    without_search = without_all / (1 + results["phases"]["library"]["rank"] / 100)
+    return [
+        f"A ResNet-18-like network at {setting['side']}×{setting['side']}, B=3, {results['error']:.1%} validation "
+        f"errors, V={setting['validation']}, Δt={setting['interval']}, batch {setting['batch']}, {results['rounds']} "
+        f"rounds, {results['step_ms']:.0f} ms a step. `benchmarks/twin.py` is the loop; on a small setting the weights "
+        f"both end with differ by {results['difference']:.0e} of the largest.",
+        f"Our search evaluated {examples['evaluated']:.1%} of its candidates' examples; {examples['bound']:.1%} is the "
+        f"least in their order. The loop's own search found {'the same' if results['same_coefficients'] else 'other'} "
+        "coefficients, on weights of its own: it trains in another memory format, and in hundreds of steps rounding "
+        f"has moved them by {results['drift']:.1f} of a tensor's largest.",
+        "Training gains what torch's channels-last kernels gain on this network, and nothing else. With that, the "
+        f"whole run would be {without_search:.2f}× faster if only ranking took time, and {without_all:.2f}× if nothing "
+        "did. With two workers training is spread evenly, ranking three branches takes as long as two, and the race "
+        "stays in one process.",
+        "The loop evaluates in batches of the training's size, the library in those of its own default, twice that "
+        "size. The run with workers follows after both others, which take turns.",
+        "*Checkpoints, rest* is mostly one pass over the validation data before training, which finds a metric or an "
+        "example that fails; it is done once per run. So is the start of worker processes, which counts in the last "
+        "ratio.",
+    ]
+
+
 def section(results: Mapping[str, Any]) -> Section:
     """Say what the results mean."""
     overhead, phases = results["overhead"], results["phases"]
@@ -323,27 +348,7 @@ def section(results: Mapping[str, Any]) -> Section:
             Goal("whole run, one thread", 1.4, results["one_thread"]["median"], at_least=True, unit="×"),
             Goal("whole run, two workers", 2.4, results["with_workers"]["median"], at_least=True, unit="×"),
         ],
-        [
-            f"A ResNet-18-like network at {results['setting']['side']}×{results['setting']['side']}, B=3, "
-            f"{results['error']:.1%} validation errors, "
-            f"V={results['setting']['validation']}, Δt={results['setting']['interval']}, "
-            f"batch {results['setting']['batch']}, {results['rounds']} rounds, {results['step_ms']:.0f} ms a step. "
-            "`benchmarks/twin.py` is the loop; on a small setting the weights both end with "
-            f"differ by {results['difference']:.0e} of the largest.",
-            f"Our search evaluated {results['examples']['evaluated']:.1%} of its candidates' examples; "
-            f"{results['examples']['bound']:.1%} is the least in their order. The loop's own search found "
-            f"{'the same' if results['same_coefficients'] else 'other'} coefficients, on weights of its own: it trains "
-            "in another memory format, and in hundreds of steps rounding has moved them "
-            f"by {results['drift']:.1f} of a tensor's largest.",
-            "Training gains what torch's channels-last kernels gain on this network, and nothing else. With two "
-            "workers training is spread evenly, ranking three branches takes as long as two, and the race stays in one "
-            "process.",
-            "The loop evaluates in batches of the training's size, the library in those of its own default, twice that "
-            "size. The run with workers follows after both others, which take turns.",
-            "*Checkpoints, rest* is mostly one pass over the validation data before training, which finds a metric or "
-            "an example that fails; it is done once per run. So is the start of worker processes, which counts in the "
-            "last ratio.",
-        ],
+        _notes(results),
     )
 
 
