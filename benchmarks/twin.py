@@ -1,87 +1,29 @@
-"""A whole ForkMerge run beside a faithful loop in the style of the authors' scripts, which does the same training.
+"""A whole ForkMerge run beside a loop in the style of the authors' scripts, `authors.py`, that does the same training.
 
     ./run bench twin [--repeats 2] [--rounds 3] [--workers 2]
 
-The loop keeps a module and an optimizer per branch, writes and reads every branch with `torch.save`, builds each
-candidate as a sum of state dicts, and scores it, α = 0 included, with a full pass over the validation data: 6(B − 1)
-passes and B to rank. Its own search is timed; then it goes on with the coefficients the library found, so that both do
-the same training on the same batches. `--check` compares the weights they end with.
-
 Both run side by side, in turns of fifty steps: the loop does what the library reports to have done. So a machine whose
-speed changes from minute to minute hurts both alike. The library's run with workers follows after both.
+speed changes from minute to minute hurts both alike. The library's run with workers follows after both. `--check`
+compares the weights they end with.
 """
 
 from __future__ import annotations
 
-import copy
 import math
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
+from authors import MIXTURES, OPTIMIZER, Outcome, Setting, Twin
 from harness import begin, parser, quartiles, save
-from nets import IMAGE_TASKS, MultiTask, image_model, image_problem
+from nets import image_model
 from page import Goal, Section, Table, ratio, show
 from rich.progress import Progress
-from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 import forkmerge as fm
-from forkmerge.order import batch_indices
-
-MIXTURES = {
-    "alone": {"target": 1.0},
-    "coarse": {"target": 1.0, "coarse": 1.0},
-    "noisy": {"target": 1.0, "noisy": 1.0},
-}
-ALPHAS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-OPTIMIZER = fm.OptimizerOf("SGD", lr=0.02, momentum=0.9, weight_decay=5e-4)
-
-
-@dataclass(frozen=True)
-class Setting:
-    """The size of one comparison."""
-
-    rounds: int
-    interval: int
-    validation: int
-    training: int = 10_000
-    width: int = 16
-    side: int = 16
-    noise: float = 5.0
-    batch: int = 64
-    seed: int = 0
-
-    def problem(self) -> fm.Problem:
-        """The problem both train on."""
-        return image_problem(self.training, self.validation, self.batch, self.side, self.noise)
-
-
-@dataclass
-class Outcome:
-    """A finished run: its weights, seconds by phase and in all, coefficients of every round, and validation error.
-
-    `examples` is the share of its candidates' full passes that the search evaluated, `bound` the least possible.
-    """
-
-    weights: dict[str, Tensor]
-    seconds: dict[str, float]
-    total: float
-    coefficients: list[dict[str, float]] = field(default_factory=list)
-    error: float = 0.0
-    examples: float = 1.0
-    bound: float = 1.0
-
-    @property
-    def overhead(self) -> float:
-        """Everything but training, in percent of training."""
-        return 100 * (self.total - self.seconds["train"]) / self.seconds["train"]
 
 
 def library(
@@ -112,114 +54,6 @@ def library(
     counts = {key: sum(finished.examples[key] for finished in run.rounds) for key in ("evaluated", "bound", "full")}
     shares = counts["evaluated"] / counts["full"], counts["bound"] / counts["full"]
     return Outcome(run.model.state_dict(), dict(run.seconds), total, found, 1 - (run.score or 0.0), *shares)
-
-
-class Twin:
-    """The loop in the authors' style, which follows the events of a library's run."""
-
-    def __init__(self, setting: Setting, folder: Path) -> None:
-        self.setting, self.folder, problem = setting, folder, setting.problem()
-        self.data = problem.stream_map["images"].dataset.tensors  # type: ignore[attr-defined]
-        self.held_out = problem.target_validation.dataset.tensors  # type: ignore[attr-defined]
-        model = image_model(setting.width)
-        self.models = {name: copy.deepcopy(model) for name in MIXTURES}
-        self.optimizers = {name: OPTIMIZER(model) for name, model in self.models.items()}
-        self.steps = dict.fromkeys(MIXTURES, 0)
-        seconds = dict.fromkeys(["train", "rank", "search", "merge", "checkpoint"], 0.0)
-        self.outcome = Outcome(model.state_dict(), seconds, 0.0)
-
-    def follow(self, event: Mapping[str, Any]) -> None:
-        """Train a branch as far as the library has, or end a round with its coefficients."""
-        started = time.perf_counter()
-        if event["event"] == "segment":
-            with self._timed("train"):
-                self._train(event["branch"], event["step"])
-        elif event["event"] == "round":
-            self._end_round(event["coefficients"])
-        self.outcome.total += time.perf_counter() - started
-
-    def _end_round(self, given: Mapping[str, float]) -> None:
-        for name in MIXTURES:
-            with self._timed("checkpoint"):
-                self._save_and_reload(name)
-        states = {name: copy.deepcopy(model.state_dict()) for name, model in self.models.items()}
-        with self._timed("rank"):
-            scores = {name: self._score(model) for name, model in self.models.items()}
-        with self._timed("search"):
-            self.outcome.coefficients.append(self._search(states, scores))
-        with self._timed("merge"):
-            self.outcome.weights = merged = weighted_sum(states, given)
-            for model in self.models.values():
-                model.load_state_dict(merged)
-        with self._timed("checkpoint"):
-            torch.save(merged, self.folder / "merged.pt")
-
-    def _train(self, name: str, until: int) -> None:
-        model, optimizer, setting = self.models[name], self.optimizers[name], self.setting
-        model.train()
-        columns = [IMAGE_TASKS.index(task) + 1 for task in MIXTURES[name]]
-        for step in range(self.steps[name], until):
-            chosen = batch_indices(len(self.data[0]), setting.batch, step, setting.seed, "images")
-            z = model.encoder(self.data[0][chosen])
-            losses = [
-                weight * cross_entropy(model.heads[task](z), self.data[column][chosen])
-                for (task, weight), column in zip(MIXTURES[name].items(), columns, strict=True)
-            ]
-            optimizer.zero_grad()
-            torch.stack(losses).sum().backward()
-            optimizer.step()
-        self.steps[name] = until
-
-    def _save_and_reload(self, name: str) -> None:
-        path = self.folder / f"{name}.pt"
-        torch.save({"model": self.models[name].state_dict(), "optimizer": self.optimizers[name].state_dict()}, path)
-        stored = torch.load(path, weights_only=True)  # noqa: TID251 - written one line above, by us
-        self.models[name].load_state_dict(stored["model"])
-        self.optimizers[name].load_state_dict(stored["optimizer"])
-
-    def _score(self, model: MultiTask) -> float:
-        inputs, labels = self.held_out
-        correct = 0
-        model.eval()
-        with torch.no_grad():
-            for x, y in zip(inputs.split(self.setting.batch), labels.split(self.setting.batch), strict=True):
-                correct += int((model.heads["target"](model.encoder(x)).argmax(1) == y).sum())
-        return correct / len(labels)
-
-    def _search(self, states: Mapping[str, Mapping[str, Tensor]], scores: Mapping[str, float]) -> dict[str, float]:
-        """Alg. 3 with every α, 0 included, scored by a full pass."""
-        first, *others = sorted(scores, key=lambda name: -scores[name])
-        weights, best, model = {first: 1.0}, scores[first], copy.deepcopy(self.models[first])
-        for place, name in enumerate(others, start=1):
-            upper, chosen = sum(weights.values()) / place, 0.0
-            for alpha in ALPHAS:
-                trial = {**weights, name: alpha * upper}
-                total = sum(trial.values())
-                model.load_state_dict(weighted_sum(states, {key: value / total for key, value in trial.items()}))
-                score = self._score(model)
-                if score > best:
-                    best, chosen = score, alpha * upper
-            weights[name] = chosen
-        total = sum(weights.values())
-        return {name: weights[name] / total for name in MIXTURES}
-
-    @contextmanager
-    def _timed(self, phase: str) -> Any:
-        started = time.perf_counter()
-        yield
-        self.outcome.seconds[phase] += time.perf_counter() - started
-
-
-def weighted_sum(states: Mapping[str, Mapping[str, Tensor]], weights: Mapping[str, float]) -> dict[str, Tensor]:
-    """Σ_b Λ_b θ^b over whole state dicts; integers come from the heaviest, as in the library."""
-    top = max(weights, key=lambda name: weights[name])
-    merged = {}
-    for key, tensor in states[top].items():
-        if tensor.is_floating_point():
-            merged[key] = torch.stack([weight * states[name][key] for name, weight in weights.items()]).sum(0)
-        else:
-            merged[key] = tensor.clone()
-    return merged
 
 
 def check(setting: Setting) -> float:
@@ -301,13 +135,14 @@ def _notes(results: Mapping[str, Any]) -> list[str]:
     return [
         f"A ResNet-18-like network at {setting['side']}×{setting['side']}, B=3, {results['error']:.1%} validation "
         f"errors, V={setting['validation']}, Δt={setting['interval']}, batch {setting['batch']}, {results['rounds']} "
-        f"rounds, {results['step_ms']:.0f} ms a step. `benchmarks/twin.py` is the loop; on a small setting the weights "
-        f"both end with differ by {results['difference']:.0e} of the largest.",
+        f"rounds, {results['step_ms']:.0f} ms a step. `benchmarks/authors.py` is the loop; on a small setting the "
+        f"weights both end with differ by {results['difference']:.0e} of the largest.",
         f"Our search evaluated {examples['evaluated']:.1%} of its candidates' examples; {examples['bound']:.1%} is the "
         f"least in their order. The loop's own search found {'the same' if results['same_coefficients'] else 'other'} "
         "coefficients, on weights of its own: it trains in another memory format, and in hundreds of steps rounding "
         f"has moved them by {results['drift']:.1f} of a tensor's largest.",
-        "Training gains what torch's channels-last kernels gain on this network, and nothing else. With that, the "
+        "In one memory format a step takes as long as a plain loop's (*fixed weights* in the table of methods below), "
+        "so the ratio of training is that of other kernels to channels-last ones on this network. With that, the "
         f"whole run would be {without_search:.2f}× faster if only ranking took time, and {without_all:.2f}× if nothing "
         "did. With two workers training is spread evenly, ranking three branches takes as long as two, and the race "
         "stays in one process.",

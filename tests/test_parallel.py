@@ -321,10 +321,25 @@ class TestStarting:
         assert len(started) == 4, "the processes that were started early are those that work"
         assert not any(worker.process.is_alive() for worker in started)
 
+    def test_a_second_start_has_what_the_first_left_of_the_time(self) -> None:
+        team = workers_module.Team(end_at_once, 1)
+        first = team.workers[0]
+        try:
+            with pytest.raises(fm.ProblemError, match="could not start: it ended with exit code 3"):
+                team.events()
+            assert team.workers[0] is not first
+            assert team.workers[0].since == first.since
+        finally:
+            team.close()
+
     def test_a_worker_that_says_nothing_is_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(workers_module, "_START_LIMIT", 0.0)
         with pytest.raises(fm.ProblemError, match="could not start: nothing was heard of it for 0 seconds"):
             fit(workers=2)
+
+
+def end_at_once(index: int) -> Any:
+    os._exit(3)
 
 
 SCRIPT = """

@@ -192,6 +192,8 @@ class Team:
                 raise ProblemError(_cannot_start(f"it ended with {_exit(worker.process)}"))
         event = Event(worker, "died", worker.job, _exit(worker.process))
         self._replace(worker)
+        if not worker.is_ready:  # both starts together have as long as one
+            self.workers[worker.index].since = worker.since
         return [event] if worker.job is not None else []
 
     def _replace(self, worker: Worker) -> None:
