@@ -20,11 +20,11 @@ from harness import HERE, begin, parser, read_results, save
 from page import Goal, Section, Table
 
 import forkmerge as fm
-from forkmerge.analysis.advice import Trial, advise, affinity, compute_share, plan_probe, probe
-from forkmerge.analysis.lessons import Recipes, SeededSource, forkmerge
+from forkmerge.analysis.advice import ShortRun, advise, affinity, compute_share, plan_probe, probe
 from forkmerge.analysis.results import TransferCurve
 from forkmerge.analysis.studies import measure_transfer
-from forkmerge.recipe import load_recipe
+from forkmerge.analysis.transfer_runs import Recipes, SeededSource, forkmerge
+from forkmerge.experiments.recipe import load_recipe
 
 SMALL = HERE.parent / "recipes" / "small"
 DEMO = "digits"
@@ -61,7 +61,7 @@ def score_probes(recipes: Recipes, seeds: Sequence[int]) -> dict[str, dict[str, 
     """Return what the probes say of every auxiliary."""
     recipe = recipes(seeds[0])
     plan = plan_probe(recipe.problem, recipe.steps)
-    trials: list[Trial] = [trial for seed in seeds for trial in probe(recipes(seed), plan, seed)]
+    trials: list[ShortRun] = [trial for seed in seeds for trial in probe(recipes(seed), plan, seed)]
     found = {}
     for task in recipe.problem.auxiliaries:
         estimate = affinity(trials, task)

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import forkmerge as fm
-from forkmerge.order import batch_indices
+from forkmerge.problem.example_order import batch_indices
 
 MIXTURES = {
     "alone": {"target": 1.0},
@@ -53,7 +53,7 @@ class Setting:
 
 
 @dataclass
-class Outcome:
+class RunResult:
     """A finished run: its weights, seconds by phase and in all, coefficients of every round, and validation error.
 
     `examples` is the share of its candidates' full passes that the search evaluated, `bound` the least in its order.
@@ -85,7 +85,7 @@ class Twin:
         self.optimizers = {name: OPTIMIZER(model) for name, model in self.models.items()}
         self.steps = dict.fromkeys(MIXTURES, 0)
         seconds = dict.fromkeys(["train", "rank", "search", "merge", "checkpoint"], 0.0)
-        self.outcome = Outcome(model.state_dict(), seconds, 0.0)
+        self.outcome = RunResult(model.state_dict(), seconds, 0.0)
 
     def follow(self, event: Mapping[str, Any]) -> None:
         """Train a branch as far as the library has, or end a round with its coefficients."""

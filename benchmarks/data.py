@@ -30,8 +30,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import forkmerge as fm
 from forkmerge.datasets.images import CachedImages
-from forkmerge.feed import batches
-from forkmerge.order import batch_indices
+from forkmerge.problem.batches import batches
+from forkmerge.problem.example_order import batch_indices
 
 TASKS = ("task0", "task1", "task2")
 CPU = torch.device("cpu")

@@ -31,7 +31,8 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 import forkmerge as fm
-from forkmerge.branch import Mixture, Training, train_branch
+from forkmerge.engine.training.branch import train_branch
+from forkmerge.engine.training.options import Mixture, Training
 
 FEATURES = 64
 OPTIMIZER = fm.OptimizerOf("SGD", lr=0.05, momentum=0.9)
@@ -138,12 +139,12 @@ def gramian_step(size: Size) -> Callable[[], None]:
     """Ten steps under a method of the Gramian family."""
     case = mlp_case(size.tasks)
     training = Training(OPTIMIZER, method=fm.methods.PCGrad())
-    bench = training.bench(case.model())
-    state, problem = bench.initial(), case.problem()
+    binding = training.binding(case.model())
+    state, problem = binding.initial(), case.problem()
     mixture = Mixture("joint", dict.fromkeys(case.tasks, 1.0))
 
     def run() -> None:
-        train_branch(bench, problem, mixture, state, steps=10, training=training, seed=0)
+        train_branch(binding, problem, mixture, state, steps=10, training=training, seed=0)
 
     return run
 

@@ -21,9 +21,10 @@ from rich.progress import Progress
 from rich.table import Table
 
 import forkmerge as fm
-from forkmerge.branch import Mixture, Training, train_branch
+from forkmerge.engine.training.branch import train_branch
+from forkmerge.engine.training.options import Mixture, Training
 from forkmerge.methods import METHODS, GramianMethod, LossMethod
-from forkmerge.methods._base import has_hook
+from forkmerge.methods.base import has_hook
 
 PEERS = {
     "MGDA": "MGDA",
@@ -57,12 +58,12 @@ def library(case: Case, steps: int, method: str | None) -> Callable[[], None]:
     chosen = METHODS[method]() if method else None
     # Everybody's kernels are the same: what a method costs is asked here, not what a memory format gains.
     training = Training(OPTIMIZER, method=chosen, channels_last=False)
-    bench = training.bench(case.model())
-    state, problem = bench.initial(), case.problem()
+    binding = training.binding(case.model())
+    state, problem = binding.initial(), case.problem()
     mixture = Mixture("joint", dict.fromkeys(case.tasks, 1.0))
 
     def run() -> None:
-        train_branch(bench, problem, mixture, state, steps=steps, training=training, seed=0)
+        train_branch(binding, problem, mixture, state, steps=steps, training=training, seed=0)
 
     return run
 

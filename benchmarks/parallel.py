@@ -24,10 +24,10 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 import forkmerge as fm
-from forkmerge.execution import Crew, Job, Segment, open_crew
-from forkmerge.measuring import Question
-from forkmerge.pool import run_calls, using_threads
-from forkmerge.workers import Tell
+from forkmerge.engine.executors.parallel_calls import run_calls, using_threads
+from forkmerge.engine.executors.serial import Segment, SerialExecutor, TrainingJob, open_executor
+from forkmerge.engine.executors.worker_team import Tell
+from forkmerge.engine.merging.measure_candidate import MeasureRequest
 
 CASES: dict[str, tuple[Callable[[int], Case], int, int]] = {
     "conv": (conv_case, 30, 1024),
@@ -52,55 +52,55 @@ def errors(predictions: Tensor, targets: Tensor) -> float:
     return -max(wrong[targets == label].double().mean().item() for label in targets.unique())
 
 
-def job(case: Case, threads: int, examples: int) -> Job:
+def job(case: Case, threads: int, examples: int) -> TrainingJob:
     """The case as a run would have it."""
     problem = case.problem()
     places = torch.arange(examples) % len(case.inputs)
     data = TensorDataset(case.inputs[places], case.labels[0][places])
     validation = fm.Evaluation(data, errors, problem.target_validation.predict, batch_size=64)
     sealed = fm.Problem(problem.target, list(problem.stream_map.values()), validation).sealed()
-    return Job(sealed, case.model(), fm.Training(OPTIMIZER), 0, threads)
+    return TrainingJob(sealed, case.model(), fm.Training(OPTIMIZER), 0, threads)
 
 
 @contextmanager
-def crews(case: Case, examples: int) -> Iterator[tuple[dict[str, tuple[Crew, int]], float]]:
-    """Yield a crew of every kind with its threads, and what it took to start the processes."""
+def executors(case: Case, examples: int) -> Iterator[tuple[dict[str, tuple[SerialExecutor, int]], float]]:
+    """Yield a executor of every kind with its threads, and what it took to start the processes."""
     with ExitStack() as stack:
-        found = {ONE: (stack.enter_context(open_crew(job(case, 1, examples), 1)), 1)}
-        found[THREADS] = (stack.enter_context(open_crew(job(case, 2, examples), 1)), 2)
+        found = {ONE: (stack.enter_context(open_executor(job(case, 1, examples), 1)), 1)}
+        found[THREADS] = (stack.enter_context(open_executor(job(case, 2, examples), 1)), 2)
         started = time.perf_counter()
-        crew = stack.enter_context(open_crew(job(case, 1, examples), 2))
-        list(crew.train(segments(case, 2, 1), states(crew, 2)))  # ends when both have started
+        executor = stack.enter_context(open_executor(job(case, 1, examples), 2))
+        list(executor.train(segments(case, 2, 1), states(executor, 2)))  # ends when both have started
         seconds = time.perf_counter() - started
-        found[TWO] = (crew, 1)
+        found[TWO] = (executor, 1)
         yield {name: found[name] for name in (ONE, TWO, THREADS)}, seconds
 
 
-def states(crew: Crew, branches: int) -> list[Any]:
+def states(executor: SerialExecutor, branches: int) -> list[Any]:
     """Fresh branches."""
-    initial = crew.bench.initial()
+    initial = executor.binding.initial()
     return [initial.clone() for _ in range(branches)]
 
 
-def training(crew: Crew, threads: int, case: Case, branches: int, steps: int) -> Callable[[], None]:
+def training(executor: SerialExecutor, threads: int, case: Case, branches: int, steps: int) -> Callable[[], None]:
     """One round of training."""
-    parts, held = segments(case, branches, steps), states(crew, branches)
+    parts, held = segments(case, branches, steps), states(executor, branches)
 
     def run() -> None:
         with using_threads(threads):
-            list(crew.train(parts, held))
+            list(executor.train(parts, held))
 
     return run
 
 
-def measuring(crew: Crew, threads: int) -> Callable[[], None]:
+def measuring(executor: SerialExecutor, threads: int) -> Callable[[], None]:
     """One full pass for each of the four combinations that a grid tries."""
-    held = states(crew, 2)
-    questions = [Question((1 - alpha, alpha)) for alpha in (0.2, 0.4, 0.6, 0.8)]
+    held = states(executor, 2)
+    questions = [MeasureRequest((1 - alpha, alpha)) for alpha in (0.2, 0.4, 0.6, 0.8)]
 
     def run() -> None:
         with using_threads(threads):
-            crew.measure(held, questions)
+            executor.measure(held, questions)
 
     return run
 
@@ -125,15 +125,15 @@ def time_case(name: str, rounds: int, quick: bool, counts: Sequence[int] = ()) -
     if quick:
         steps, examples = max(steps // 10, 16), examples // 8
     results: dict[str, Any] = {}
-    with crews(case, examples) as (found, seconds):
+    with executors(case, examples) as (found, seconds):
         results["start-up"] = seconds
         for branches in counts or BRANCHES:
-            contenders = {n: training(crew, t, case, branches, steps) for n, (crew, t) in found.items()}
+            contenders = {n: training(executor, t, case, branches, steps) for n, (executor, t) in found.items()}
             results[f"{branches} branches"] = interleave(contenders, ONE, rounds=rounds)
             show(name, f"{branches} branches", results[f"{branches} branches"])
         if counts:
             return results
-        passes = {n: measuring(crew, t) for n, (crew, t) in found.items()}
+        passes = {n: measuring(executor, t) for n, (executor, t) in found.items()}
         results["full passes"] = interleave(passes, ONE, rounds=rounds)
         show(name, "full passes", results["full passes"])
     return results

@@ -21,14 +21,16 @@ from torch.nn.functional import cross_entropy, interpolate
 from torch.utils.data import TensorDataset
 
 import forkmerge as fm
-from forkmerge.algorithms._judge import Judge
-from forkmerge.branch import Mixture, Training, train_branch
-from forkmerge.course import Course
-from forkmerge.merging import Blender, Merge, find_merge
-from forkmerge.scoring import evaluating
-from forkmerge.searches import Greedy
-from forkmerge.state import State
-from forkmerge.workbench import Workbench
+from forkmerge.algorithms.validation import Validator
+from forkmerge.engine.merging.blend import Blender
+from forkmerge.engine.merging.find_merge import Merge, find_merge
+from forkmerge.engine.merging.race_over_examples import ExampleRace
+from forkmerge.engine.merging.searches import Greedy
+from forkmerge.engine.training.branch import train_branch
+from forkmerge.engine.training.model_binding import ModelBinding
+from forkmerge.engine.training.options import Mixture, Training
+from forkmerge.engine.training.state import State
+from forkmerge.problem.scoring import evaluating
 
 CLASSES, SIDE, SHIFT, WIDTH = 10, 16, 3, 16
 NOISE = {"5% errors": 3.3, "30% errors": 6.0}
@@ -85,26 +87,26 @@ def full_accuracy(predictions: Tensor, targets: Tensor) -> float:
 class Bout:
     """Trained branches and what is needed to search their merge."""
 
-    bench: Workbench
+    binding: ModelBinding
     problems: dict[str, fm.Problem]
     states: list[State]
 
-    def judge(self, way: str) -> Judge:
+    def judge(self, way: str) -> Validator:
         """Return a judge that has ranked the branches."""
-        judge = Judge(self.bench, self.problems[way], None, None, seed=0)
+        judge = Validator(self.binding, self.problems[way], None, None, seed=0)
         for state in self.states:
             judge.score(state)
         return judge
 
-    def search(self, judge: Judge) -> tuple[Merge, Course | None]:
+    def search(self, judge: Validator) -> tuple[Merge, ExampleRace | None]:
         """Search the coefficients, the branches being ranked already."""
-        blend, courses = Blender(self.bench, self.states, self.states[0].weights()), []
+        blend, courses = Blender(self.binding, self.states, self.states[0].weights()), []
 
-        def course() -> Course | None:
+        def course() -> ExampleRace | None:
             courses.append(judge.course(self.states, blend))
             return courses[0]
 
-        with evaluating(self.bench.model):
+        with evaluating(self.binding.model):
             found = find_merge(
                 list(BRANCHES),
                 self.states,
@@ -126,15 +128,15 @@ def train(noise: float, examples: int, held_out: int, steps: int) -> Bout:
     }
     training = Training(fm.OptimizerOf("SGD", lr=0.05, momentum=0.9, weight_decay=5e-4))
     torch.manual_seed(0)
-    bench = training.bench(Net())
-    problem, state = problems["race"], bench.initial()
+    binding = training.binding(Net())
+    problem, state = problems["race"], binding.initial()
     fork, states = Mixture("alone", BRANCHES["alone"]), []
-    state = train_branch(bench, problem, fork, state, steps=steps, training=training, seed=0).state
+    state = train_branch(binding, problem, fork, state, steps=steps, training=training, seed=0).state
     for name, weights in BRANCHES.items():
         branch = state.clone()
         mixture = Mixture(name, weights)
-        states.append(train_branch(bench, problem, mixture, branch, steps=steps, training=training, seed=0).state)
-    return Bout(bench, problems, states)
+        states.append(train_branch(binding, problem, mixture, branch, steps=steps, training=training, seed=0).state)
+    return Bout(binding, problems, states)
 
 
 def time_level(bout: Bout, rounds: int) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from authors import MIXTURES, OPTIMIZER, Outcome, Setting, Twin
+from authors import MIXTURES, OPTIMIZER, RunResult, Setting, Twin
 from harness import begin, parser, quartiles, save
 from nets import image_model
 from page import Goal, Section, Table, ratio, show
@@ -33,7 +33,7 @@ def library(
     workers: int = 1,
     channels_last: bool | None = None,
     observe: Callable[[Mapping[str, Any]], None] = lambda event: None,
-) -> Outcome:
+) -> RunResult:
     """The library's run, as a user would start it; the data and the network exist before, for the twin, too."""
     problem, model = setting.problem(), image_model(setting.width)
     started = time.perf_counter()
@@ -53,7 +53,7 @@ def library(
     found = [dict(finished.coefficients) for finished in run.rounds]
     counts = {key: sum(finished.examples[key] for finished in run.rounds) for key in ("evaluated", "bound", "full")}
     shares = counts["evaluated"] / counts["full"], counts["bound"] / counts["full"]
-    return Outcome(run.model.state_dict(), dict(run.seconds), total, found, 1 - (run.score or 0.0), *shares)
+    return RunResult(run.model.state_dict(), dict(run.seconds), total, found, 1 - (run.score or 0.0), *shares)
 
 
 def check(setting: Setting) -> float:
@@ -65,7 +65,7 @@ def check(setting: Setting) -> float:
     return difference(ours, theirs) if _agree(ours, theirs) else math.inf
 
 
-def side_by_side(setting: Setting, *, channels_last: bool | None = None) -> tuple[Outcome, Outcome]:
+def side_by_side(setting: Setting, *, channels_last: bool | None = None) -> tuple[RunResult, RunResult]:
     """Return the library's run and the loop's, done in turns."""
     with tempfile.TemporaryDirectory() as folder:
         twin = Twin(setting, Path(folder))
@@ -74,7 +74,7 @@ def side_by_side(setting: Setting, *, channels_last: bool | None = None) -> tupl
     return ours, twin.outcome
 
 
-def difference(ours: Outcome, theirs: Outcome) -> float:
+def difference(ours: RunResult, theirs: RunResult) -> float:
     """Return the largest difference between the weights two runs end with, relative to the largest of a tensor."""
     return max(
         ((ours.weights[key] - value).abs().max() / value.abs().max().clamp(min=1e-6)).item()
@@ -85,14 +85,14 @@ def difference(ours: Outcome, theirs: Outcome) -> float:
 
 def compare(setting: Setting, repeats: int, workers: int) -> dict[str, Any]:
     """Run library and twin side by side, then the library with workers, and again."""
-    ours, theirs, crew = [], [], []
+    ours, theirs, executor = [], [], []
     with Progress(transient=True) as progress:
         for _ in progress.track(range(repeats), description="whole runs"):
             one, other = side_by_side(setting)
             ours.append(one)
             theirs.append(other)
             with tempfile.TemporaryDirectory() as folder:
-                crew.append(library(setting, Path(folder) / "run", workers=workers))
+                executor.append(library(setting, Path(folder) / "run", workers=workers))
     phases = {
         name: {
             phase: statistics.median(100 * found.seconds.get(phase, 0.0) / found.seconds["train"] for found in some)
@@ -114,7 +114,7 @@ def compare(setting: Setting, repeats: int, workers: int) -> dict[str, Any]:
         ),
         "training": quartiles([t.seconds["train"] / o.seconds["train"] for t, o in zip(theirs, ours, strict=True)]),
         "one_thread": quartiles([t.total / o.total for t, o in zip(theirs, ours, strict=True)]),
-        "with_workers": quartiles([t.total / o.total for t, o in zip(theirs, crew, strict=True)]),
+        "with_workers": quartiles([t.total / o.total for t, o in zip(theirs, executor, strict=True)]),
         "same_coefficients": all(_agree(t, o) for t, o in zip(theirs, ours, strict=True)),
         "coefficients": {"library": ours[0].coefficients, "twin": theirs[0].coefficients},
         "drift": statistics.median(difference(o, t) for o, t in zip(ours, theirs, strict=True)),
@@ -122,7 +122,7 @@ def compare(setting: Setting, repeats: int, workers: int) -> dict[str, Any]:
     }
 
 
-def _agree(one: Outcome, other: Outcome) -> bool:
+def _agree(one: RunResult, other: RunResult) -> bool:
     """Whether two searches found the same coefficients in every round."""
     pairs = zip(one.coefficients, other.coefficients, strict=True)
     return all(abs(a[name] - b[name]) < 1e-9 for a, b in pairs for name in MIXTURES)

@@ -16,13 +16,13 @@ from statistics import fmean
 import torch
 from safetensors.torch import load_file
 
-from forkmerge.algorithms._fit import build_model
-from forkmerge.branch import Training
-from forkmerge.merging import recompute_statistics
-from forkmerge.outcomes import Outcome
-from forkmerge.recipe import Recipe, load_recipe
-from forkmerge.records import read_comparison
-from forkmerge.scoring import measure
+from forkmerge.algorithms.fit import build_model
+from forkmerge.engine.merging.batchnorm_policy import recompute_statistics
+from forkmerge.engine.training.options import Training
+from forkmerge.experiments.recipe import Recipe, load_recipe
+from forkmerge.experiments.results_file import read_comparison
+from forkmerge.experiments.run_results import RunResult
+from forkmerge.problem.scoring import measure
 
 BATCHES = 50
 
@@ -32,12 +32,12 @@ def both(recipe: Recipe, folder: Path, seed: int) -> tuple[float, float]:
     problem, training = recipe.problem.sealed(), Training(recipe.optimizer)
     model = build_model(recipe.model, seed)
     model.load_state_dict(load_file(folder / "model.safetensors"))
-    bench = training.bench(model)
-    state = bench.initial()
-    before = measure(bench.model, problem.target_validation)
-    recompute_statistics(bench, state, problem, training=training, seed=seed, count=BATCHES)
-    bench.attach_weights(state)
-    after = measure(bench.model, problem.target_validation)
+    binding = training.binding(model)
+    state = binding.initial()
+    before = measure(binding.model, problem.target_validation)
+    recompute_statistics(binding, state, problem, training=training, seed=seed, count=BATCHES)
+    binding.attach_weights(state)
+    after = measure(binding.model, problem.target_validation)
     name = next(iter(before))
     return before[name], after[name]
 
@@ -54,7 +54,7 @@ def table(recipe: str, runs: Path, methods: Sequence[str]) -> list[str]:
     return lines
 
 
-def _cell(recipe: str, runs: Path, found: Sequence[Outcome]) -> str:
+def _cell(recipe: str, runs: Path, found: Sequence[RunResult]) -> str:
     if not found:
         return "–"
     read = load_recipe(recipe, {"target": found[0].target})

@@ -9,8 +9,8 @@ from statistics import fmean, median
 
 from setting import Pairs, Setting, mean, percent, show_paired
 
+from forkmerge.experiments.summary import average_changes, changes_by_target
 from forkmerge.methods import GramianMethod, MatrixMethod, method_from
-from forkmerge.summary import average_changes, changes_by_target
 
 HOLDS, FAILS, UNTESTED = "holds", "does not", "not tested"
 PAIRS = "Pairs of tasks that equal weights harm are not harmed by ForkMerge"

@@ -17,8 +17,8 @@ from statistics import fmean
 from claims import claims_table
 from setting import Setting, mean, percent, read_settings, show_paired
 
-from forkmerge.comparison_tables import tables_of
-from forkmerge.tables import to_markdown
+from forkmerge.report.comparison_tables import tables_of
+from forkmerge.report.table import to_markdown
 
 ROOT = Path(__file__).resolve().parent.parent
 ADVICE = ROOT / "benchmarks" / "results" / "advice.json"
@@ -217,7 +217,7 @@ def run(names: Sequence[str]) -> int:
             return 2
         words = ["compare", str(file), "--out", str(ROOT / "runs" / "results" / name)]
         words += ["--records", str(RECORDS / f"{name}.json")]
-        worst = max(worst, subprocess.run([sys.executable, "-m", "forkmerge.cli", *words], check=False).returncode)
+        worst = max(worst, subprocess.run([sys.executable, "-m", "forkmerge.cli.run", *words], check=False).returncode)
     return worst
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from forkmerge.contenders import Contender, contender_from
-from forkmerge.outcomes import Outcome
-from forkmerge.records import read_comparison
-from forkmerge.statistics import Paired, compare_paired
-from forkmerge.summary import Scores, Summary, average_changes, changes_by_target, summarise
+from forkmerge.experiments.compared_methods import ComparedMethod, compared_method_from
+from forkmerge.experiments.paired_statistics import Paired, compare_paired
+from forkmerge.experiments.results_file import read_comparison
+from forkmerge.experiments.run_results import RunResult
+from forkmerge.experiments.summary import Scores, Summary, average_changes, changes_by_target, summarise
 
 FORMS = ("forkmerge", "forkmerge-aux", "recipe")
 
@@ -51,7 +51,7 @@ class Setting:
 
     name: str
     plan: dict[str, Any]
-    outcomes: list[Outcome]
+    outcomes: list[RunResult]
     pairs: Pairs = field(default_factory=dict)
     remarks: str = ""
     base: Setting | None = None
@@ -85,8 +85,8 @@ class Setting:
         return {}
 
     @cached_property
-    def contenders(self) -> dict[str, Contender]:
-        return {method["word"]: contender_from(method["word"]) for method in self.plan["methods"]}
+    def contenders(self) -> dict[str, ComparedMethod]:
+        return {method["word"]: compared_method_from(method["word"]) for method in self.plan["methods"]}
 
     @property
     def labels(self) -> dict[str, str]:
@@ -139,7 +139,7 @@ class Setting:
         """Whether a difference is below zero beyond noise."""
         return found is not None and found.high is not None and found.high < 0
 
-    def finals(self, word: str, target: str | None = None) -> list[Outcome]:
+    def finals(self, word: str, target: str | None = None) -> list[RunResult]:
         """The runs of a method that have a result."""
         return [
             o

@@ -20,9 +20,9 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset, TensorDataset
 
 import forkmerge as fm
-from forkmerge import branch as branch_module
-from forkmerge import order
-from forkmerge.run import Run
+from forkmerge.algorithms.run_record import Run
+from forkmerge.engine.training import branch as branch_module
+from forkmerge.problem import example_order, randomness
 
 TASKS = ("tgt", "aux", "odd")
 FEATURES, CLASSES, WIDTH = 6, 3, 8
@@ -299,16 +299,16 @@ def plain_loop(
 ) -> nn.Module:
     """Joint training on `shared_problem` as anybody would write it, with nothing of the library but `order`."""
     inputs, labels = examples(16, 1)
-    with order.random_state_kept():
-        order.set_random_state(order.derive(seed, "model"))
+    with randomness.random_state_kept():
+        randomness.set_random_state(randomness.derive(seed, "model"))
         model = net()
         used = optimizer(model)
         schedule = scheduler(used) if scheduler else None
         model.train()
         for step in range(steps):
-            chosen = order.batch_indices(16, 8, step, seed, "all")
+            chosen = example_order.batch_indices(16, 8, step, seed, "all")
             used.zero_grad()
-            order.set_random_state(order.derive(seed, "all", "forward", step))
+            randomness.set_random_state(randomness.derive(seed, "all", "forward", step))
             features = model.body(inputs[chosen])
             total: Tensor | None = None
             for task, weight in weights.items():
@@ -333,12 +333,12 @@ def counting_steps(monkeypatch: Any) -> Iterator[list[str]]:
     trained: list[str] = []
     real = branch_module.train_branch
 
-    def train(bench: Any, problem: Any, mixture: fm.Mixture, *rest: Any, **options: Any) -> Any:
+    def train(binding: Any, problem: Any, mixture: fm.Mixture, *rest: Any, **options: Any) -> Any:
         trained.append(mixture.name)
-        return real(bench, problem, mixture, *rest, **options)
+        return real(binding, problem, mixture, *rest, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr("forkmerge.execution.train_branch", train)
+        patch.setattr("forkmerge.engine.executors.serial.train_branch", train)
         yield trained
 
 

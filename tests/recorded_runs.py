@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 import forkmerge as fm
+from forkmerge.experiments.compared_methods import compared_method_from
 from forkmerge.methods import METHODS
 from problems import ADAM, TASKS, Stopped, bits, domains_problem, facts, fit, noisy_net, plain_net, shared_problem
 
@@ -93,16 +94,7 @@ def other_cases() -> dict[str, Callable[..., Any]]:
 def compared(word: str, folder: Path) -> Any:
     """A whole run by its word in comparisons."""
     recipe = fm.load_recipe("compare_problem:recipe", {"arguments": {"seed": 1}})
-    return contender(word).prepare(recipe, refit=False).fit(folder=folder, threads=1)
-
-
-def contender(word: str) -> Any:
-    """Return what a word of `forkmerge compare` stands for, wherever that is found in this version."""
-    try:
-        from forkmerge.experiments.compared_methods import compared_method_from
-    except ImportError:
-        from forkmerge.contenders import contender_from as compared_method_from
-    return compared_method_from(word)
+    return compared_method_from(word).prepare(recipe, refit=False).fit(folder=folder, threads=1)
 
 
 WORDS = ("stl-best:2", "posttrain-best:2", "stl-average:2", "forkmerge-aux-uniform", "grid[values=[0.5,1.0]]")

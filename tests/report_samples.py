@@ -7,6 +7,8 @@ import random
 from datetime import datetime
 from pathlib import Path
 
+from forkmerge.algorithms.run_record import BranchRecord, Candidate, Round, Run
+from forkmerge.algorithms.saved_run import SavedRun
 from forkmerge.analysis.merge_results import (
     CoefficientHistory,
     CombinationGains,
@@ -21,7 +23,7 @@ from forkmerge.analysis.merge_results import (
     Replay,
     Survival,
 )
-from forkmerge.analysis.plaindata import Result
+from forkmerge.analysis.result_base import Result
 from forkmerge.analysis.results import (
     AuxiliaryFinding,
     Diagnosis,
@@ -37,11 +39,9 @@ from forkmerge.analysis.results import (
     TransferCurve,
     TransferMatrix,
 )
-from forkmerge.history import Story
 from forkmerge.report import Figure
 from forkmerge.report import merge_figures as merges
 from forkmerge.report import transfer_figures as transfer
-from forkmerge.run import BranchRecord, Candidate, Round, Run
 
 HOSTILE = (
     "<script>alert(1)</script>",
@@ -59,7 +59,7 @@ def names(count: int, hostile: bool = False) -> list[str]:
     return [*HOSTILE, *plain][:count] if hostile else plain
 
 
-def story(tasks: int, rounds: int, hostile: bool = False, path: Path = Path("runs/made-up")) -> Story:
+def story(tasks: int, rounds: int, hostile: bool = False, path: Path = Path("runs/made-up")) -> SavedRun:
     """A finished run with a branch per task."""
     draw, found = random.Random(0), []
     tasks_of = names(tasks, hostile)
@@ -86,7 +86,7 @@ def story(tasks: int, rounds: int, hostile: bool = False, path: Path = Path("run
     target, steps = tasks_of[0], 10 * rounds
     run = Run("ForkMerge", target, steps, 0, 0.9, {"accuracy": 0.9}, "last merge", found, notes=[f"about {target}"])
     config = {"algorithm": {"name": "ForkMerge"}, "problem": {"target": target}, "training": {"steps": steps}}
-    return Story(path, "finished", config, datetime(2026, 1, 1), run, found)
+    return SavedRun(path, "finished", config, datetime(2026, 1, 1), run, found)
 
 
 def curve(auxiliary: str, slope: float, verdict: str = "positive") -> TransferCurve:

@@ -1,21 +1,57 @@
 """Auxiliary-task learning that cannot hurt the target: fork, train, merge what helps, repeat."""
 
-from forkmerge.algorithms import Algorithm, ForkMerge, Joint, PostTrain, SingleTask, WeightGrid, pareto_front
-from forkmerge.auxiliaries import merge_auxiliaries, with_l2
-from forkmerge.branch import Mixture, Training
-from forkmerge.errors import ConfigError, ForkMergeError, ProblemError, StoreError
-from forkmerge.factories import OptimizerOf, SchedulerOf
-from forkmerge.fork import Fork, fork
-from forkmerge.merging import merge_states
-from forkmerge.metrics import MeanCost, absolute_error, accuracy, nll
-from forkmerge.mixtures import Given, Groups, Mixed, Mixtures, NestedTopK, PerAuxiliary, task_relevance
-from forkmerge.problem import Context, Evaluation, Problem, Stream
-from forkmerge.recipe import Recipe, load_recipe
-from forkmerge.run import Run
-from forkmerge.scoring import measure
-from forkmerge.searches import Binary, Fixed, Greedy, Grid, Search
+from __future__ import annotations
 
-__version__ = "0.1.0"
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from forkmerge._version import __version__
+from forkmerge.moved_paths import MODULES, MovedPaths
+
+if TYPE_CHECKING:
+    from forkmerge.algorithms.fit import Algorithm
+    from forkmerge.algorithms.forkmerge import ForkMerge, Joint, SingleTask
+    from forkmerge.algorithms.mixtures import Given, Groups, Mixed, Mixtures, NestedTopK, PerAuxiliary
+    from forkmerge.algorithms.own_loop import Fork, fork
+    from forkmerge.algorithms.post_train import PostTrain
+    from forkmerge.algorithms.run_record import Run
+    from forkmerge.algorithms.weight_grid import WeightGrid, pareto_front
+    from forkmerge.engine.merging.relevance import task_relevance
+    from forkmerge.engine.merging.searches import Binary, Fixed, Greedy, Grid, Search
+    from forkmerge.engine.merging.state_dicts import merge_states
+    from forkmerge.engine.training.optimizers import OptimizerOf, SchedulerOf
+    from forkmerge.engine.training.options import Mixture, Training
+    from forkmerge.errors import ConfigError, ForkMergeError, ProblemError, StoreError
+    from forkmerge.experiments.recipe import Recipe, load_recipe
+    from forkmerge.problem.definition import Context, Evaluation, Problem, Stream
+    from forkmerge.problem.made_auxiliaries import merge_auxiliaries, with_l2
+    from forkmerge.problem.metrics import MeanCost, absolute_error, accuracy, nll
+    from forkmerge.problem.scoring import measure
+
+# Names are imported when they are first asked for, so that `forkmerge --help` need not wait for torch. A test compares
+# this table with the imports above, which type checkers read.
+_PUBLIC = {
+    "algorithms.fit": ("Algorithm",),
+    "algorithms.forkmerge": ("ForkMerge", "Joint", "SingleTask"),
+    "algorithms.mixtures": ("Given", "Groups", "Mixed", "Mixtures", "NestedTopK", "PerAuxiliary"),
+    "algorithms.own_loop": ("Fork", "fork"),
+    "algorithms.post_train": ("PostTrain",),
+    "algorithms.run_record": ("Run",),
+    "algorithms.weight_grid": ("WeightGrid", "pareto_front"),
+    "engine.merging.relevance": ("task_relevance",),
+    "engine.merging.searches": ("Binary", "Fixed", "Greedy", "Grid", "Search"),
+    "engine.merging.state_dicts": ("merge_states",),
+    "engine.training.optimizers": ("OptimizerOf", "SchedulerOf"),
+    "engine.training.options": ("Mixture", "Training"),
+    "errors": ("ConfigError", "ForkMergeError", "ProblemError", "StoreError"),
+    "experiments.recipe": ("Recipe", "load_recipe"),
+    "problem.definition": ("Context", "Evaluation", "Problem", "Stream"),
+    "problem.made_auxiliaries": ("merge_auxiliaries", "with_l2"),
+    "problem.metrics": ("MeanCost", "absolute_error", "accuracy", "nll"),
+    "problem.scoring": ("measure",),
+}
+_MODULE_OF = {name: f"{__name__}.{module}" for module, names in _PUBLIC.items() for name in names}
 
 __all__ = [
     "Algorithm",
@@ -51,6 +87,7 @@ __all__ = [
     "Stream",
     "Training",
     "WeightGrid",
+    "__version__",
     "absolute_error",
     "accuracy",
     "fork",
@@ -63,3 +100,20 @@ __all__ = [
     "task_relevance",
     "with_l2",
 ]
+
+if not any(isinstance(finder, MovedPaths) for finder in sys.meta_path):
+    sys.meta_path.append(MovedPaths())
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULE_OF:
+        value = getattr(import_module(_MODULE_OF[name]), name)
+        globals()[name] = value
+        return value
+    if f"{__name__}.{name}" in MODULES:
+        return import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

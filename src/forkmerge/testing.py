@@ -22,14 +22,15 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
-from forkmerge.branch import BranchResult, Mixture, Training, train_branch
-from forkmerge.factories import OptimizerOf
+from forkmerge.engine.executors.shared_rows import from_wire, to_wire
+from forkmerge.engine.training.branch import BranchResult, train_branch
+from forkmerge.engine.training.optimizers import OptimizerOf
+from forkmerge.engine.training.options import Mixture, Training
+from forkmerge.engine.training.state import State
 from forkmerge.methods import METHODS, LossMethod, Method, facts_of
-from forkmerge.metrics import accuracy
-from forkmerge.order import random_state_kept
-from forkmerge.problem import Context, Evaluation, Problem, Stream
-from forkmerge.shelf import from_wire, to_wire
-from forkmerge.state import State
+from forkmerge.problem.definition import Context, Evaluation, Problem, Stream
+from forkmerge.problem.metrics import accuracy
+from forkmerge.problem.randomness import random_state_kept
 
 TASKS = ("target", "helpful", "noise")
 
@@ -149,9 +150,9 @@ def train_small(
     for start, end in pairwise(cuts):
         with random_state_kept():
             torch.manual_seed(1)
-            bench = training.bench(SmallNet())
-        state = bench.initial() if result is None else bench.place(from_wire(to_wire(result.state)))
-        new = train_branch(bench, used, mixture, state, steps=end - start, training=training, seed=3)
+            binding = training.binding(SmallNet())
+        state = binding.initial() if result is None else binding.place(from_wire(to_wire(result.state)))
+        new = train_branch(binding, used, mixture, state, steps=end - start, training=training, seed=3)
         for what, counts in (result.reports if result else {}).items():
             for task, count in counts.items():
                 new.reports.setdefault(what, {})[task] = new.reports.get(what, {}).get(task, 0) + count

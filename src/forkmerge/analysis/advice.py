@@ -19,21 +19,22 @@ from typing import Literal
 from torch import nn
 
 from forkmerge.algorithms import SingleTask
-from forkmerge.algorithms._fit import build_model
+from forkmerge.algorithms.fit import build_model
+from forkmerge.algorithms.mixtures import ALONE
+from forkmerge.algorithms.preflight import check_run
 from forkmerge.analysis.heldout import heldout_loss, reads_heldout
-from forkmerge.analysis.plaindata import Result
+from forkmerge.analysis.result_base import Result
 from forkmerge.analysis.results import Advised, TransferCurve
-from forkmerge.branch import Mixture, Training, train_branch
-from forkmerge.checks import check_run
-from forkmerge.devices import check_devices, place_model
-from forkmerge.formats import memory_format
-from forkmerge.mixtures import ALONE
-from forkmerge.order import random_state_kept
-from forkmerge.pool import using_threads
-from forkmerge.problem import Problem
-from forkmerge.recipe import Recipe
-from forkmerge.scoring import Criterion, measure
-from forkmerge.statistics import CONFIDENCE, compare_paired
+from forkmerge.engine.executors.devices import check_devices, place_model
+from forkmerge.engine.executors.parallel_calls import using_threads
+from forkmerge.engine.training.branch import train_branch
+from forkmerge.engine.training.memory_format import memory_format
+from forkmerge.engine.training.options import Mixture, Training
+from forkmerge.experiments.paired_statistics import CONFIDENCE, compare_paired
+from forkmerge.experiments.recipe import Recipe
+from forkmerge.problem.definition import Problem
+from forkmerge.problem.randomness import random_state_kept
+from forkmerge.problem.scoring import Criterion, measure
 
 SHARE = 0.1
 """The share of full training that a probe may cost."""
@@ -87,7 +88,7 @@ def compute_share(problem: Problem, plan: ProbePlan, full_steps: int) -> float:
 
 
 @dataclass(frozen=True)
-class Trial(Result):
+class ShortRun(Result):
     """A few steps with one auxiliary beside the same steps without it.
 
     Args:
@@ -106,7 +107,7 @@ class Trial(Result):
     measure: Measure = "loss"
 
 
-def probe(recipe: Recipe, plan: ProbePlan, seed: int) -> list[Trial]:
+def probe(recipe: Recipe, plan: ProbePlan, seed: int) -> list[ShortRun]:
     """Fork the target's own training and try every auxiliary from there.
 
     Args:
@@ -116,9 +117,9 @@ def probe(recipe: Recipe, plan: ProbePlan, seed: int) -> list[Trial]:
     """
     problem = recipe.problem.sealed()
     with random_state_kept(), using_threads(1), _prepared(recipe, problem, seed) as (model, training):
-        bench = training.bench(model)
-        train = partial(train_branch, bench, problem, training=training, seed=seed)
-        trunk = bench.initial()
+        binding = training.binding(model)
+        train = partial(train_branch, binding, problem, training=training, seed=seed)
+        trunk = binding.initial()
         train(Mixture(ALONE, {problem.target: 1.0}), trunk, steps=plan.prefix)
         measured: Measure = "loss" if reads_heldout(model, problem, seed) else "score"
         criterion = Criterion(problem.target_validation.directions)
@@ -138,14 +139,14 @@ def probe(recipe: Recipe, plan: ProbePlan, seed: int) -> list[Trial]:
             for look in looks:
                 done = branch.step - trunk.step
                 train(Mixture("trial", {problem.target: 1.0, **weights}), branch, steps=look - done)
-                bench.attach_weights(branch)
+                binding.attach_weights(branch)
                 found.append(judged())
             return found
 
         looks = sorted({max(round(share * plan.steps), 1) for share in _LOOKS})
         base = outcomes({})
         return [
-            Trial(auxiliary, weight, seed, _effect(outcomes({auxiliary: weight}), base, is_relative), measured)
+            ShortRun(auxiliary, weight, seed, _effect(outcomes({auxiliary: weight}), base, is_relative), measured)
             for auxiliary in problem.auxiliaries
             for weight in plan.weights
         ]
@@ -193,7 +194,9 @@ class Affinity(Result):
         return not self.mean >= -(TOLERANCE if self.measure == "loss" else 0.0)
 
 
-def affinity(trials: Sequence[Trial], auxiliary: str, weight: float = 1.0, confidence: float = CONFIDENCE) -> Affinity:
+def affinity(
+    trials: Sequence[ShortRun], auxiliary: str, weight: float = 1.0, confidence: float = CONFIDENCE
+) -> Affinity:
     """Return the mean effect of an auxiliary over seeds, with its interval."""
     mine = [trial for trial in trials if trial.auxiliary == auxiliary and trial.weight == weight]
     effects, measured = {trial.seed: trial.effect for trial in mine}, mine[0].measure if mine else "loss"

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from forkmerge.analysis.heldout import heldout_loss
 from forkmerge.analysis.merge_results import CombinationGains, LossLine, LossPlane
-from forkmerge.candidates import check_coefficients
+from forkmerge.engine.merging.coefficients import check_coefficients
+from forkmerge.engine.merging.state_dicts import merge_states
 from forkmerge.errors import ProblemError
-from forkmerge.merging import merge_states
-from forkmerge.problem import Problem
-from forkmerge.scoring import Criterion, measure
+from forkmerge.problem.definition import Problem
+from forkmerge.problem.scoring import Criterion, measure
 
 States = Mapping[str, Mapping[str, Tensor]]
 """`{name: model.state_dict()}`."""

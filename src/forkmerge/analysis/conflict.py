@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from forkmerge.analysis.heldout import heldout_loss
 from forkmerge.analysis.results import GradientSimilarity, OneStepGains, OneStepPoint
 from forkmerge.analysis.transfer import WEIGHTS
+from forkmerge.engine.training.batchnorm import statistics_frozen
+from forkmerge.engine.training.shared_parameters import dense
+from forkmerge.engine.training.task_gradients import add_gradients, task_gradient
 from forkmerge.errors import ProblemError, unknown_name
-from forkmerge.feed import batches
-from forkmerge.gradients import add_gradients, task_gradient
-from forkmerge.norms import statistics_frozen
-from forkmerge.order import derive, random_state_kept, set_random_state
-from forkmerge.problem import Context, Problem
-from forkmerge.scoring import Criterion, device_of, measure, modes_kept
-from forkmerge.sharing import dense
+from forkmerge.problem.batches import batches
+from forkmerge.problem.definition import Context, Problem
+from forkmerge.problem.randomness import derive, random_state_kept, set_random_state
+from forkmerge.problem.scoring import Criterion, device_of, measure, modes_kept
 
 Gradient = list["Tensor | None"]
 

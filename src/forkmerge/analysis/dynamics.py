@@ -7,6 +7,7 @@ from statistics import fmean
 from typing import Protocol, TypeVar
 
 from forkmerge.algorithms import pareto_front
+from forkmerge.algorithms.run_record import Run
 from forkmerge.analysis.merge_results import (
     CoefficientHistory,
     IntervalEffect,
@@ -16,10 +17,9 @@ from forkmerge.analysis.merge_results import (
     ParetoProjection,
 )
 from forkmerge.errors import ProblemError
-from forkmerge.run import Run
-from forkmerge.scoring import Criterion
-from forkmerge.statistics import spread
-from forkmerge.summary import Summary
+from forkmerge.experiments.paired_statistics import spread
+from forkmerge.experiments.summary import Summary
+from forkmerge.problem.scoring import Criterion
 
 T = TypeVar("T", str, tuple[int, ...])
 

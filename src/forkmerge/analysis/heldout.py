@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from forkmerge.errors import ProblemError
-from forkmerge.feed import evaluation_batches
-from forkmerge.order import derive, random_state_kept, set_random_state
-from forkmerge.problem import Context, Evaluation, Problem
-from forkmerge.scoring import device_of, evaluating
+from forkmerge.problem.batches import evaluation_batches
+from forkmerge.problem.definition import Context, Evaluation, Problem
+from forkmerge.problem.randomness import derive, random_state_kept, set_random_state
+from forkmerge.problem.scoring import device_of, evaluating
 
 Confidence = Callable[[Any, Any], Tensor]
 """`confidence(predictions, targets) -> [n]`: how sure a model is of what it predicts, in [0, 1]."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from forkmerge.analysis.plaindata import Result
+from forkmerge.analysis.result_base import Result
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from forkmerge.analysis.merge_results import CombinationGains, LossLine
-from forkmerge.analysis.plaindata import Result
+from forkmerge.analysis.result_base import Result
 from forkmerge.errors import ProblemError
 
 Verdict = Literal["positive", "weak negative", "strong negative", "not enough evidence"]

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from forkmerge.analysis.results import ShiftCurve, ShiftPoint, TransferCurve
 from forkmerge.errors import ProblemError
-from forkmerge.order import derive
-from forkmerge.statistics import spread
+from forkmerge.experiments.paired_statistics import spread
+from forkmerge.problem.randomness import derive
 
 
 def shift_curve(discrepancies: Mapping[float, Mapping[int, float]], curve: TransferCurve) -> ShiftCurve:

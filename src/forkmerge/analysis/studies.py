@@ -6,12 +6,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import product
 
-from forkmerge.analysis.lessons import Grade, Lesson, Maker, Recipes, equal_weights, take_all
 from forkmerge.analysis.results import Gain, ShiftCurve, TransferCurve, TransferMatrix
 from forkmerge.analysis.shift import shift_curve
 from forkmerge.analysis.transfer import WEIGHTS, scores_of, transfer_curve, transfer_matrix
+from forkmerge.analysis.transfer_runs import (
+    Maker,
+    Recipes,
+    TransferRun,
+    TransferRunResult,
+    do_transfer_runs,
+    equal_weights,
+)
 from forkmerge.errors import ProblemError
-from forkmerge.statistics import CONFIDENCE
+from forkmerge.experiments.paired_statistics import CONFIDENCE
 
 
 def measure_transfer(
@@ -101,23 +108,23 @@ def _measure(
     split: str,
     workers: int,
     confidence: float = CONFIDENCE,
-) -> tuple[list[Grade], dict[str, TransferCurve]]:
+) -> tuple[list[TransferRunResult], dict[str, TransferCurve]]:
     """Train the target alone and with every auxiliary at every λ; return the grades and the curves they show."""
     numbers = tuple(seeds)
     problem = recipes(numbers[0]).problem
     if split == "test" and problem.target not in problem.evaluations("test"):
         raise ProblemError(f"the target {problem.target!r} has no test data: pass split='validation'.")
     names = problem.auxiliaries if auxiliaries is None else tuple(auxiliaries)
-    lesson = partial(Lesson, recipes, steps=steps, test=split == "test")
+    lesson = partial(TransferRun, recipes, steps=steps, test=split == "test")
     lessons = [lesson(seed) for seed in numbers]
     lessons += [lesson(s, a, w, maker=maker, label=label) for s, a, w in product(numbers, names, weights)]
-    grades = take_all(lessons, workers)
+    grades = do_transfer_runs(lessons, workers)
     curve = partial(curve_of, grades, problem.target, label=label, split=split, confidence=confidence)
     return grades, {name: curve(name) for name in names}
 
 
 def curve_of(
-    grades: Sequence[Grade],
+    grades: Sequence[TransferRunResult],
     target: str,
     auxiliary: str,
     *,
@@ -143,7 +150,7 @@ def curve_of(
     )
 
 
-def shift_of(grades: Sequence[Grade], curve: TransferCurve) -> ShiftCurve | None:
+def shift_of(grades: Sequence[TransferRunResult], curve: TransferCurve) -> ShiftCurve | None:
     """Return CSD(λ) beside a transfer curve of the same grades; None where there are no confidences."""
     found: dict[float, dict[int, float]] = {}
     for grade in grades:

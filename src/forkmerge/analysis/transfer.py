@@ -8,8 +8,8 @@ from statistics import fmean
 
 from forkmerge.analysis.results import Gain, TransferCurve, TransferMatrix, Verdict
 from forkmerge.errors import ProblemError
-from forkmerge.scoring import Criterion
-from forkmerge.statistics import CONFIDENCE, compare_paired
+from forkmerge.experiments.paired_statistics import CONFIDENCE, compare_paired
+from forkmerge.problem.scoring import Criterion
 
 WEIGHTS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
 """The λ > 0 of the paper's analysis."""

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from forkmerge.datasets import augment
 from forkmerge.models import Classifier
-from forkmerge.problem import Context
+from forkmerge.problem.definition import Context
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # what torchvision's weights expect
 

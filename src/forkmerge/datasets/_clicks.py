@@ -14,8 +14,8 @@ from torch.utils.data import TensorDataset
 
 from forkmerge.datasets._files import Array
 from forkmerge.errors import ProblemError
-from forkmerge.order import derive
-from forkmerge.problem import Context, Evaluation, Stream
+from forkmerge.problem.definition import Context, Evaluation, Stream
+from forkmerge.problem.randomness import derive
 
 _TRIES = 100  # redraws of items that are known to be chosen; each leaves few of them
 

@@ -25,7 +25,7 @@ _COMPLEX = 0x08
 _LARGEST = 1 << 31  # bytes of a variable: the format's own limit, so that a small file cannot fill the memory
 
 
-class _Damage(Exception):
+class _BadMatFile(Exception):
     """What is wrong with a file."""
 
 
@@ -34,7 +34,7 @@ def read_mat(path: Path, names: Collection[str]) -> dict[str, Array]:
     try:
         data = memoryview(path.read_bytes())
         if len(data) < _HEADER or bytes(data[126:128]) not in (b"IM", b"MI"):
-            raise _Damage("it is no MAT file of version 5")
+            raise _BadMatFile("it is no MAT file of version 5")
         order = "<" if bytes(data[126:128]) == b"IM" else ">"
         found: dict[str, Array] = {}
         for kind, content in _elements(data[_HEADER:], order):
@@ -42,7 +42,7 @@ def read_mat(path: Path, names: Collection[str]) -> dict[str, Array]:
                 kind, content = next(_elements(_inflated(content), order))
             if kind == _MATRIX:
                 _read_matrix(content, order, names, found)
-    except _Damage as error:
+    except _BadMatFile as error:
         raise ProblemError(f"cannot read {path}: {error}. Get the file again.") from None
     except (OSError, StopIteration) as error:
         raise ProblemError(f"cannot read {path}: {error or 'it is cut off'}. Get the file again.") from None
@@ -57,9 +57,9 @@ def _inflated(content: memoryview) -> memoryview:
     try:
         result = inflate.decompress(content, _LARGEST)
     except zlib.error as error:
-        raise _Damage(f"a variable is damaged ({error})") from None
+        raise _BadMatFile(f"a variable is damaged ({error})") from None
     if not inflate.eof:
-        raise _Damage("a compressed variable is cut off")
+        raise _BadMatFile("a compressed variable is cut off")
     return memoryview(result)
 
 
@@ -68,19 +68,19 @@ def _elements(data: memoryview, order: str) -> Iterator[tuple[int, memoryview]]:
     at = 0
     while at < len(data):
         if at + 8 > len(data):
-            raise _Damage("it is cut off")
+            raise _BadMatFile("it is cut off")
         first, second = (int(word) for word in np.frombuffer(data[at : at + 8], f"{order}u4"))
         if first >> 16:  # a small element: size and type in one word, the content in the next
             kind, size, start = first & 0xFFFF, first >> 16, at + 4
             end, at = start + size, at + 8
             if size > 4:
-                raise _Damage("a small element is longer than it can be")
+                raise _BadMatFile("a small element is longer than it can be")
         else:
             kind, size, start = first, second, at + 8
             end = start + size
             at = end if kind == _COMPRESSED else end + -size % 8
         if end > len(data):
-            raise _Damage("it is cut off")
+            raise _BadMatFile("it is cut off")
         yield kind, data[start:end]
 
 
@@ -89,22 +89,22 @@ def _read_matrix(content: memoryview, order: str, names: Collection[str], found:
     flags = _numbers(next(parts), order)
     lengths = _numbers(next(parts), order)
     if not flags.size or flags.dtype.kind == "f" or lengths.dtype.kind == "f" or (lengths < 0).any():
-        raise _Damage("a variable has no type or an impossible shape")
+        raise _BadMatFile("a variable has no type or an impossible shape")
     shape = [int(length) for length in lengths]
     name = bytes(next(parts)[1]).decode("ascii", "replace")
     if name not in names:
         return
     kind = int(flags[0]) & 0xFF
     if kind not in _CLASSES or int(flags[0]) >> 8 & _COMPLEX:
-        raise _Damage(f"variable {name!r} is no array of real numbers")
+        raise _BadMatFile(f"variable {name!r} is no array of real numbers")
     values = _numbers(next(parts), order)
     if values.size != np.prod(shape, dtype=np.int64):
-        raise _Damage(f"variable {name!r} has {values.size} values for the shape {shape}")
+        raise _BadMatFile(f"variable {name!r} has {values.size} values for the shape {shape}")
     found[name] = values.reshape(shape, order="F").astype(_CLASSES[kind], copy=False)
 
 
 def _numbers(element: tuple[int, memoryview], order: str) -> Array:
     kind, content = element
     if kind not in _TYPES or len(content) % int(_TYPES[kind][1]):
-        raise _Damage(f"an element of type {kind} stands where numbers are expected")
+        raise _BadMatFile(f"an element of type {kind} stands where numbers are expected")
     return np.frombuffer(content, order + _TYPES[kind])

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from forkmerge import disk
-from forkmerge.codec import seal
 from forkmerge.datasets._files import Array
+from forkmerge.engine.storage import atomic_files
+from forkmerge.engine.storage.json_codec import seal
 from forkmerge.errors import ProblemError
 
 _FORMAT = 1  # part of every key: another way of storing columns must not find the old ones
@@ -61,7 +61,7 @@ class Schema:
         return found
 
 
-class Table(Dataset[Any]):
+class MappedTable(Dataset[Any]):
     """Rows of a converted file: batches are [codes, numbers, labels].
 
     Args:
@@ -75,13 +75,13 @@ class Table(Dataset[Any]):
 
     def __init__(self, folder: Path, schema: Schema) -> None:
         self.folder, self.schema = folder, schema
-        facts = disk.unseal(folder / "facts.json")
+        facts = atomic_files.unseal(folder / "facts.json")
         self._rows = int(facts["rows"])
         self.largest, self.positives = [int(n) for n in facts["largest"]], [int(n) for n in facts["positives"]]
         for name, (columns, kind) in schema.groups.items():
             expected = self._rows * (columns.stop - columns.start) * np.dtype(kind).itemsize
             if (folder / f"{name}.bin").stat().st_size != expected:
-                raise disk.Damage(f"{name}.bin does not have {expected} bytes")
+                raise atomic_files.Damage(f"{name}.bin does not have {expected} bytes")
         self._maps: list[Array] | None = None
 
     def __len__(self) -> int:
@@ -110,7 +110,9 @@ class Table(Dataset[Any]):
         return {**self.__dict__, "_maps": None}  # opened again where it is used, never copied
 
 
-def open_table(paths: Sequence[Path], schema: Schema, cache: Path | None = None, *, progress: bool = True) -> Table:
+def open_table(
+    paths: Sequence[Path], schema: Schema, cache: Path | None = None, *, progress: bool = True
+) -> MappedTable:
     """Return the rows of CSV files, one file after the other, converting them first where that is not done yet.
 
     The columns lie in the cache folder under a name made from the files, their sizes and dates. They are written under
@@ -122,12 +124,12 @@ def open_table(paths: Sequence[Path], schema: Schema, cache: Path | None = None,
         cache: The folder; by default `forkmerge/tables` in the user's cache folder.
         progress: Whether a bar is shown on a terminal while converting.
     """
-    folder = (cache or disk.cache_folder("tables")) / _key(paths, schema)
+    folder = (cache or atomic_files.cache_folder("tables")) / _key(paths, schema)
     try:
-        return Table(folder, schema)
-    except (disk.Damage, OSError, KeyError, TypeError, ValueError):
+        return MappedTable(folder, schema)
+    except (atomic_files.Damage, OSError, KeyError, TypeError, ValueError):
         _convert(paths, schema, folder, progress)
-    return Table(folder, schema)
+    return MappedTable(folder, schema)
 
 
 def _key(paths: Sequence[Path], schema: Schema) -> str:
@@ -141,22 +143,22 @@ def _key(paths: Sequence[Path], schema: Schema) -> str:
 
 
 def _convert(paths: Sequence[Path], schema: Schema, folder: Path, progress: bool) -> None:
-    temporary = folder.with_name(f"{disk.TEMPORARY}{folder.name}-{os.getpid()}-{time.time_ns()}")
-    with disk.explained(f"write {folder}"):
+    temporary = folder.with_name(f"{atomic_files.TEMPORARY}{folder.name}-{os.getpid()}-{time.time_ns()}")
+    with atomic_files.explained(f"write {folder}"):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        for old in folder.parent.glob(f"{disk.TEMPORARY}{folder.name}-*"):
+        for old in folder.parent.glob(f"{atomic_files.TEMPORARY}{folder.name}-*"):
             touched = max((item.stat().st_mtime for item in (old, *old.glob("*"))), default=0.0)
             if time.time() - touched > _LEFTOVER:
-                disk.remove(old)
+                atomic_files.remove(old)
         temporary.mkdir()
     try:
-        with disk.explained(f"write {folder}"):
+        with atomic_files.explained(f"write {folder}"):
             facts = _write(paths, schema, temporary, progress)
-            disk.write_file(temporary / "facts.json", seal(facts))
-            disk.discard(folder)
-            disk.move(temporary, folder)
+            atomic_files.write_file(temporary / "facts.json", seal(facts))
+            atomic_files.discard(folder)
+            atomic_files.move(temporary, folder)
     finally:
-        disk.remove(temporary)
+        atomic_files.remove(temporary)
 
 
 def _write(paths: Sequence[Path], schema: Schema, folder: Path, progress: bool) -> dict[str, Any]:
@@ -168,13 +170,13 @@ def _write(paths: Sequence[Path], schema: Schema, folder: Path, progress: bool) 
         }
         for chunk in _chunks(paths, schema, progress):
             for name, (columns, kind) in schema.groups.items():
-                disk.write(files[name], np.ascontiguousarray(chunk[:, columns], kind).tobytes())
+                atomic_files.write(files[name], np.ascontiguousarray(chunk[:, columns], kind).tobytes())
             codes, labels = (chunk[:, schema.groups[name][0]] for name in ("categorical", "labels"))
             largest = np.maximum(largest, codes.max(0, initial=0).astype(np.int64))
             positives += labels.sum(0).astype(np.int64)
             rows += len(chunk)
         for file in files.values():
-            disk.sync(file)
+            atomic_files.sync(file)
     if rows == 0:
         raise ProblemError(f"{', '.join(map(str, paths))}: there is no row after the column names.")
     return {"rows": rows, "largest": largest.tolist(), "positives": positives.tolist()}

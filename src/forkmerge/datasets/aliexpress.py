@@ -17,7 +17,7 @@ from torch.utils.data import Subset
 import forkmerge as fm
 from forkmerge.datasets._clicks import click_evaluations, click_stream
 from forkmerge.datasets._files import Root, check_count, data_folder, missing
-from forkmerge.datasets._tables import Schema, Table, open_table
+from forkmerge.datasets._tables import MappedTable, Schema, open_table
 from forkmerge.errors import unknown_name
 from forkmerge.models import ESMM, MMoE
 
@@ -96,7 +96,7 @@ def problem(
     return problem_of(load(root, countries=countries, cache=cache, check_counts=check_counts), target)
 
 
-def problem_of(tables: dict[str, Table], target: str) -> fm.Problem:
+def problem_of(tables: dict[str, MappedTable], target: str) -> fm.Problem:
     """Return the problem on tables of countries: the first 90% of rows to train on, then 5% each to hold out."""
     streams, validation, test = {}, {}, {}
     for country, table in tables.items():
@@ -108,7 +108,7 @@ def problem_of(tables: dict[str, Table], target: str) -> fm.Problem:
     return fm.Problem(target, streams, validation, test)
 
 
-def field_sizes(tables: Iterable[Table]) -> list[int]:
+def field_sizes(tables: Iterable[MappedTable]) -> list[int]:
     """Return how many categories every field has: one more than the largest code in any country."""
     return [max(codes) + 1 for codes in zip(*(table.largest for table in tables), strict=True)]
 
@@ -120,7 +120,7 @@ def load(
     cache: Root = None,
     check_counts: bool = True,
     progress: bool = True,
-) -> dict[str, Table]:
+) -> dict[str, MappedTable]:
     """Return the rows of every country, in time, converting files that have not been converted yet."""
     folder = data_folder(root, "AliExpress")
     tables = {}

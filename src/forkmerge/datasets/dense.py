@@ -21,8 +21,8 @@ from torch.nn import functional
 from torch.utils.data import Dataset
 
 from forkmerge.datasets import augment
-from forkmerge.metrics import MeanCost
-from forkmerge.problem import Context, Evaluation
+from forkmerge.problem.definition import Context, Evaluation
+from forkmerge.problem.metrics import MeanCost
 
 TASKS = ("segmentation", "depth", "normal")
 IGNORED = -1  # the label of pixels without one

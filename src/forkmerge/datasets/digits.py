@@ -23,7 +23,7 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 import forkmerge as fm
-from forkmerge.order import derive
+from forkmerge.problem.randomness import derive
 
 TARGET, CLASSES, SIDE = "digits", 10, 8
 STEPS, INTERVAL, BATCH = 800, 200, 32

@@ -21,7 +21,7 @@ from forkmerge.datasets._files import Root, check_count, data_folder, find, miss
 from forkmerge.datasets.images import CachedImages, ImageFiles
 from forkmerge.errors import unknown_name
 from forkmerge.models import Classifier, ResNet, ViT, load_published
-from forkmerge.order import sample_indices
+from forkmerge.problem.example_order import sample_indices
 
 CLASSES = 345
 # Training, validation and test images of the paper's table, in thousands.

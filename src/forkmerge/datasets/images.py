@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from forkmerge import disk
+from forkmerge.engine.storage import atomic_files
 from forkmerge.errors import ProblemError
 
 Pixels = npt.NDArray[np.uint8]
@@ -146,7 +146,7 @@ class ImageFiles(Dataset[tuple[Tensor, ...]]):
 
 def default_folder() -> Path:
     """Where decoded images are kept unless another folder is given."""
-    return disk.cache_folder("images")
+    return atomic_files.cache_folder("images")
 
 
 class _Pillow:
@@ -199,27 +199,27 @@ def open_map(file: Path, count: int) -> Pixels | None:
 
 
 def write_map(file: Path, paths: Sequence[Path], decoder: Decode, workers: int, progress: bool) -> None:
-    """Decode all images into a file of another name, and rename it when it is complete and on the disk."""
+    """Decode all images into a file of another name, and rename it when it is complete and on the atomic_files."""
     first = _decoded(decoder, paths[0], None)
-    with disk.explained(f"write {file}"):
+    with atomic_files.explained(f"write {file}"):
         file.parent.mkdir(parents=True, exist_ok=True)
-        for old in file.parent.glob(f"{disk.TEMPORARY}{file.stem}-*"):
+        for old in file.parent.glob(f"{atomic_files.TEMPORARY}{file.stem}-*"):
             if time.time() - old.stat().st_mtime > _LEFTOVER:
-                disk.remove(old)
-    temporary = file.with_name(f"{disk.TEMPORARY}{file.stem}-{os.getpid()}-{time.time_ns()}.npy")
+                atomic_files.remove(old)
+    temporary = file.with_name(f"{atomic_files.TEMPORARY}{file.stem}-{os.getpid()}-{time.time_ns()}.npy")
     try:
-        with disk.explained(f"write {file}"):
+        with atomic_files.explained(f"write {file}"):
             target = np.lib.format.open_memmap(temporary, "w+", np.uint8, (len(paths), *first.shape))
             _reserve(temporary)
         _decode_all(paths, decoder, target, workers, progress)
-        with disk.explained(f"write {file}"):
+        with atomic_files.explained(f"write {file}"):
             target.flush()
             del target
             with temporary.open("rb+") as written:
-                disk.sync(written)
-            disk.move(temporary, file)
+                atomic_files.sync(written)
+            atomic_files.move(temporary, file)
     finally:
-        disk.remove(temporary)
+        atomic_files.remove(temporary)
 
 
 def _reserve(file: Path) -> None:

@@ -16,7 +16,7 @@ from forkmerge.datasets._classify import ClassificationLosses, PredictClass, Pre
 from forkmerge.datasets.unlabelled import ANGLES, TASKS, USUAL_SCALES, UnlabelledLosses
 from forkmerge.errors import unknown_name
 from forkmerge.models import Classifier, WideResNet, WithTeacher
-from forkmerge.order import derive
+from forkmerge.problem.randomness import derive
 
 TASK = "class"
 S4L = ("rotation", "exemplar")

@@ -21,10 +21,10 @@ from torch.nn import functional
 
 from forkmerge.datasets import augment
 from forkmerge.datasets._classify import Preparation
+from forkmerge.engine.training.batchnorm import statistics_frozen
 from forkmerge.errors import ProblemError, unknown_name
 from forkmerge.models import WithTeacher
-from forkmerge.norms import statistics_frozen
-from forkmerge.problem import Context
+from forkmerge.problem.definition import Context
 
 TARGET = "class"
 ANGLES = 4

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from forkmerge.errors import ProblemError
-from forkmerge.methods._base import LossMethod, MethodState, Setup, View, constant, pick
-from forkmerge.solvers import arml_step
+from forkmerge.methods.base import LossMethod, MethodState, Setup, View, constant, pick
+from forkmerge.methods.solvers import arml_step
 
 if TYPE_CHECKING:
-    from forkmerge.probe import Probe
+    from forkmerge.engine.training.method_context import MethodContext
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class ARML(LossMethod):
         """Start from weights of 1."""
         return {"weights": constant(1.0, setup)}
 
-    def before_step(self, probe: Probe, state: MethodState) -> None:
+    def before_step(self, probe: MethodContext, state: MethodState) -> None:
         """Move a, every 20th step."""
         if (probe.step + 1) % self.every:
             return
@@ -76,7 +76,7 @@ class ARML(LossMethod):
         del losses
         return pick(state["weights"], view)
 
-    def after_step(self, probe: Probe, state: MethodState) -> None:
+    def after_step(self, probe: MethodContext, state: MethodState) -> None:
         """Add the noise, if there is any."""
         del state
         if self.temperature > 0:

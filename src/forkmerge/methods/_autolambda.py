@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from forkmerge.errors import ProblemError
-from forkmerge.methods._base import LossMethod, MethodState, Setup, View, adam, constant, pick
+from forkmerge.methods.base import LossMethod, MethodState, Setup, View, adam, constant, pick
 
 if TYPE_CHECKING:
-    from forkmerge.probe import Probe
+    from forkmerge.engine.training.method_context import MethodContext
 
 LOOKS = ("second", "validation")
 
@@ -57,7 +57,7 @@ class AutoLambda(LossMethod):
         """Start from equal λ."""
         return {"weights": constant(self.initial, setup)}
 
-    def before_step(self, probe: Probe, state: MethodState) -> None:
+    def before_step(self, probe: MethodContext, state: MethodState) -> None:
         """Look one step ahead, and move λ."""
         assert probe.setup.target is not None
         step = probe.descent(probe.gradient(dict(enumerate(state["weights"].unbind()))))

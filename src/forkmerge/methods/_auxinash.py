@@ -9,9 +9,9 @@ import numpy as np
 
 from forkmerge.errors import ProblemError
 from forkmerge.methods._autolambda import LOOKS
-from forkmerge.methods._base import Array, GramianMethod, MethodState, Setup, View
 from forkmerge.methods._nash import clipped
-from forkmerge.solvers import nash, nash_jacobian
+from forkmerge.methods.base import Array, GramianMethod, MethodState, Setup, View
+from forkmerge.methods.solvers import nash, nash_jacobian
 
 
 @dataclass(frozen=True)

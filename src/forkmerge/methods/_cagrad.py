@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from forkmerge.methods._base import Array, GramianMethod, MethodState, View
-from forkmerge.solvers import Rescale, cagrad
+from forkmerge.methods.base import Array, GramianMethod, MethodState, View
+from forkmerge.methods.solvers import Rescale, cagrad
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from forkmerge.methods._base import LossMethod, MethodState, Setup, View, constant, pick, spread
+from forkmerge.methods.base import LossMethod, MethodState, Setup, View, constant, pick, spread
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from forkmerge.methods._base import LossMethod, MethodState, View
+from forkmerge.methods.base import LossMethod, MethodState, View
 
 
 @dataclass(frozen=True)

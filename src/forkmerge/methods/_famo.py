@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from forkmerge.methods._base import LossMethod, MethodState, Setup, View, adam, constant, pick, spread
+from forkmerge.methods.base import LossMethod, MethodState, Setup, View, adam, constant, pick, spread
 
 if TYPE_CHECKING:
-    from forkmerge.probe import Probe
+    from forkmerge.engine.training.method_context import MethodContext
 
 _SMALLEST = 1e-8  # what a loss that reached its lower bound counts as
 
@@ -55,7 +55,7 @@ class FAMO(LossMethod):
         shares = torch.softmax(pick(state["logits"], view), 0) / self._shifted(losses)
         return shares / shares.sum()
 
-    def after_step(self, probe: Probe, state: MethodState) -> None:
+    def after_step(self, probe: MethodContext, state: MethodState) -> None:
         """Compare the losses on the same batch, and move ξ."""
         before: Tensor | None = state["before"]
         if before is None:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from forkmerge.methods._base import Array, GramianMethod, MethodState, View
-from forkmerge.solvers import gcs
+from forkmerge.methods.base import Array, GramianMethod, MethodState, View
+from forkmerge.methods.solvers import gcs
 
 
 @dataclass(frozen=True)

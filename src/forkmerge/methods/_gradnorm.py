@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from forkmerge.methods._base import Array, GramianMethod, MethodState, Setup, View, adam, spread
+from forkmerge.methods.base import Array, GramianMethod, MethodState, Setup, View, adam, spread
 
 
 @dataclass(frozen=True)

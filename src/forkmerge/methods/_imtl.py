@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from forkmerge.methods._base import (
+from forkmerge.methods.base import (
     Array,
     GramianMethod,
     LossMethod,
@@ -20,7 +20,7 @@ from forkmerge.methods._base import (
     pick,
     spread,
 )
-from forkmerge.solvers import imtl_g
+from forkmerge.methods.solvers import imtl_g
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import Literal
 import numpy as np
 
 from forkmerge.errors import ProblemError
-from forkmerge.methods._base import Array, GramianMethod, MethodState, View
-from forkmerge.solvers import min_norm, min_norm_frank_wolfe
+from forkmerge.methods.base import Array, GramianMethod, MethodState, View
+from forkmerge.methods.solvers import min_norm, min_norm_frank_wolfe
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from typing import Literal
 import numpy as np
 
 from forkmerge.errors import ProblemError
-from forkmerge.methods._base import Array, GramianMethod, MethodState, Setup, View
-from forkmerge.solvers import nash, nash_truncated
+from forkmerge.methods.base import Array, GramianMethod, MethodState, Setup, View
+from forkmerge.methods.solvers import nash, nash_truncated
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class NashMTL(GramianMethod):
     """Nash-MTL: d = Σ a_k g_k with G a = 1/a, the Nash bargaining solution.
 
     Its length is √K whatever the gradients' sizes. At a Pareto-stationary point there is no solution; see
-    `forkmerge.solvers.nash` for what is done there.
+    `forkmerge.methods.solvers.nash` for what is done there.
 
     Args:
         solver: "exact" (damped Newton), or the authors' "truncated" iteration, which starts from the last weights.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from forkmerge.errors import ProblemError
-from forkmerge.methods._base import Array, GramianMethod, MethodState, Setup, View
+from forkmerge.methods.base import Array, GramianMethod, MethodState, Setup, View
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from forkmerge.errors import ProblemError
-from forkmerge.methods._base import LossMethod, MethodState, View
+from forkmerge.methods.base import LossMethod, MethodState, View
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from forkmerge.methods._base import Array, GramianMethod, MethodState, Setup, View
-from forkmerge.solvers import gradvac, pcgrad
+from forkmerge.methods.base import Array, GramianMethod, MethodState, Setup, View
+from forkmerge.methods.solvers import gradvac, pcgrad
 
 
 @dataclass(frozen=True)

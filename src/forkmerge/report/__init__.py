@@ -6,11 +6,11 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from forkmerge.disk import explained, write_atomically
+from forkmerge.engine.storage.atomic_files import explained, write_atomically
 from forkmerge.errors import ConfigError, StoreError, command, unknown_name
 from forkmerge.report.figure import Axis, Figure, Heat, Panel, Series, figure_csv
 from forkmerge.report.page import Page, Section, to_html
-from forkmerge.report.saved import save_result, saved_items
+from forkmerge.report.saved_results import save_result, saved_items
 
 __all__ = [
     "Axis",
@@ -49,7 +49,7 @@ def _page_of(path: Path) -> Page:
 
         return comparison_page(path)
     if (path / "diagnosis_plan.json").is_file():
-        from forkmerge.analysis.diagnosis import read_diagnosis
+        from forkmerge.analysis.diagnosis.diagnosis import read_diagnosis
         from forkmerge.report.diagnosis_page import diagnosis_page
 
         found = read_diagnosis(path)
@@ -57,10 +57,10 @@ def _page_of(path: Path) -> Page:
             raise StoreError(f"the diagnosis in {path} has not ended: type the same command again to continue it.")
         return diagnosis_page(found, path)
     if (path / "config.json").is_file():
-        from forkmerge.history import read_story
+        from forkmerge.algorithms.saved_run import read_saved_run
         from forkmerge.report.run_page import run_page
 
-        return run_page(read_story(path))
+        return run_page(read_saved_run(path))
     raise StoreError(
         f"{path} holds no run, comparison or diagnosis: give the folder of one, or a comparison's file of records. "
         f"`{command('runs')}` lists runs."
@@ -81,7 +81,7 @@ def write_report(folder: str | os.PathLike[str], out: str | os.PathLike[str] | N
 
 def write_figure(folder: str | os.PathLike[str], name: str, out: str | os.PathLike[str]) -> Path:
     """Write one figure of a folder as PDF, SVG or PNG, for a paper."""
-    from forkmerge.report.drawing import draw
+    from forkmerge.report.matplotlib_figure import draw
 
     figures = page_from(folder).figures
     if name not in figures:

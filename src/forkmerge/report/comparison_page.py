@@ -9,6 +9,8 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from forkmerge.algorithms.run_record import BranchRecord, Round, Run
+from forkmerge.algorithms.saved_run import read_run
 from forkmerge.analysis.dynamics import (
     coefficient_history,
     common_criterion,
@@ -17,11 +19,12 @@ from forkmerge.analysis.dynamics import (
     pareto_projection,
 )
 from forkmerge.analysis.merge_results import IntervalEffect
-from forkmerge.comparison_tables import tables_of
 from forkmerge.errors import ForkMergeError, ProblemError, command
-from forkmerge.history import read_run
-from forkmerge.outcomes import Outcome
-from forkmerge.records import read_comparison
+from forkmerge.experiments.paired_statistics import spread
+from forkmerge.experiments.results_file import read_comparison
+from forkmerge.experiments.run_results import RunResult
+from forkmerge.experiments.summary import Standing, Summary, summarise
+from forkmerge.report.comparison_tables import tables_of
 from forkmerge.report.figure import Axis, Figure, Heat, Panel, Series
 from forkmerge.report.merge_figures import (
     coefficients_over_rounds,
@@ -32,11 +35,8 @@ from forkmerge.report.merge_figures import (
     relevance_over_rounds,
 )
 from forkmerge.report.page import Page, Section
+from forkmerge.report.table import Cell, Column, Table
 from forkmerge.report.transfer_figures import numbers
-from forkmerge.run import BranchRecord, Round, Run
-from forkmerge.statistics import spread
-from forkmerge.summary import Standing, Summary, summarise
-from forkmerge.tables import Cell, Column, Table
 
 _INTERVAL = re.compile(r"(.+)\[interval=(\d+)\]")
 _MOST_PAIRS = 6  # projections on two targets
@@ -69,7 +69,7 @@ def comparison_page(source: Path) -> Page:
     )
 
 
-def _ordered(outcomes: Sequence[Outcome], plan: Mapping[str, Any]) -> list[Outcome]:
+def _ordered(outcomes: Sequence[RunResult], plan: Mapping[str, Any]) -> list[RunResult]:
     """Return the outcomes in the order of the plan, without those of methods or targets that are not in it."""
     methods = {method["word"]: place for place, method in enumerate(plan["methods"])}
     targets = {target: place for place, target in enumerate(plan["targets"])}
@@ -77,7 +77,7 @@ def _ordered(outcomes: Sequence[Outcome], plan: Mapping[str, Any]) -> list[Outco
     return sorted(known, key=lambda outcome: (targets[outcome.target], methods[outcome.method], outcome.seed))
 
 
-def _runs(source: Path, outcomes: Sequence[Outcome]) -> dict[tuple[str, str], list[Run]]:
+def _runs(source: Path, outcomes: Sequence[RunResult]) -> dict[tuple[str, str], list[Run]]:
     """Return the runs of every target and method, without those that only helped to choose a setting."""
     groups: dict[tuple[str, str], list[Run]] = {}
     for outcome in outcomes:
@@ -86,7 +86,7 @@ def _runs(source: Path, outcomes: Sequence[Outcome]) -> dict[tuple[str, str], li
     return groups
 
 
-def _run_of(source: Path, outcome: Outcome) -> Run:
+def _run_of(source: Path, outcome: RunResult) -> Run:
     """Return a run from its folder, or as much of it as its record holds."""
     try:
         if source.is_dir() and (source / outcome.folder).is_dir():
@@ -219,7 +219,7 @@ def _merged(run: Run) -> bool:
     return any(len(r.branches) > 1 for r in run.searched)
 
 
-def _intervals(outcomes: Sequence[Outcome]) -> list[Figure]:
+def _intervals(outcomes: Sequence[RunResult]) -> list[Figure]:
     """The effect of Δt, where it was tuned (on validation), or where methods differ in it: forkmerge[interval=500]."""
     found: dict[tuple[str, str], dict[int, list[float]]] = {}
     for outcome in outcomes:
@@ -281,7 +281,7 @@ def _count(number: int, word: str) -> str:
     return f"{number} {word}{'s' * (number != 1)}"
 
 
-def _facts(plan: Mapping[str, Any], summary: Summary, outcomes: Sequence[Outcome]) -> dict[str, str]:
+def _facts(plan: Mapping[str, Any], summary: Summary, outcomes: Sequence[RunResult]) -> dict[str, str]:
     final = [outcome for outcome in outcomes if outcome.kind == "final"]
     planned = len(plan["methods"]) * len(plan["targets"]) * len(plan["seeds"])
     return {

@@ -9,15 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from forkmerge.analysis.pieces import L2
+from forkmerge.analysis.diagnosis.pieces import L2
 from forkmerge.analysis.results import Diagnosis
-from forkmerge.analysis.verdicts import verdict_table
-from forkmerge.console import show_seconds
 from forkmerge.errors import command
+from forkmerge.experiments.units import show_seconds
 from forkmerge.report.figure import MOST_LINES, Figure
 from forkmerge.report.merge_figures import combination_gains, loss_lines
 from forkmerge.report.page import Page, Section
 from forkmerge.report.run_page import some
+from forkmerge.report.table import Table
 from forkmerge.report.transfer_figures import (
     cosine_against_gain,
     cosine_distribution,
@@ -25,7 +25,7 @@ from forkmerge.report.transfer_figures import (
     gain_curve,
     shift_curve,
 )
-from forkmerge.tables import Table
+from forkmerge.report.verdict_table import verdict_table
 
 _CONFLICT = "Gradient conflict"
 _ADVICE = {"use": "use", "down-weight": "down-weight", "drop": "drop", "undecided": "gather more evidence on"}

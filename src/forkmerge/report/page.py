@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from string import Template
 from typing import Any
 
-from forkmerge import __version__
+from forkmerge._version import __version__
 from forkmerge.errors import ConfigError
 from forkmerge.report.colours import (
     DASHES,
@@ -28,8 +28,8 @@ from forkmerge.report.colours import (
     STYLES,
 )
 from forkmerge.report.figure import Figure, figure_csv
-from forkmerge.report.interactive import to_plotly
-from forkmerge.tables import Cell, Column, Table, to_csv
+from forkmerge.report.plotly_figure import to_plotly
+from forkmerge.report.table import Cell, Column, Table, to_csv
 
 _LONGEST_LINE = 40  # characters of a cell that stay on one line
 _SCALES = {

@@ -7,21 +7,21 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
+from forkmerge.algorithms.run_record import Round, Run, show_metrics
+from forkmerge.algorithms.saved_run import SavedRun
 from forkmerge.analysis.dynamics import coefficient_history
-from forkmerge.console import show_seconds
 from forkmerge.errors import command
-from forkmerge.history import Story
+from forkmerge.experiments.units import show_seconds
 from forkmerge.report.figure import MOST_LINES, Axis, Figure, Panel, Series
 from forkmerge.report.merge_figures import coefficients_over_rounds, relevance_over_rounds
 from forkmerge.report.page import Page, Section
+from forkmerge.report.table import Cell, Column, Table
 from forkmerge.report.transfer_figures import numbers
-from forkmerge.run import Round, Run, show_metrics
-from forkmerge.tables import Cell, Column, Table
 
 _USED, _HARDLY = 0.5, 0.1  # of what equal coefficients would give: where a task begins to be used, and to be refused
 
 
-def run_page(story: Story) -> Page:
+def run_page(story: SavedRun) -> Page:
     """Return the page of a run, finished or not."""
     run, so_far = story.run, _so_far(story)
     rounds = so_far.searched
@@ -47,7 +47,7 @@ def run_page(story: Story) -> Page:
     )
 
 
-def _so_far(story: Story) -> Run:
+def _so_far(story: SavedRun) -> Run:
     """Return the run, or as much of it as its record holds."""
     return story.run or Run(story.algorithm, story.target, story.steps, 0, None, {}, "", story.rounds)
 
@@ -163,7 +163,7 @@ def rounds_table(rounds: Sequence[Round]) -> Table:
     return Table("Rounds", tuple(columns), tuple(rows), faults[:20])
 
 
-def _headline(story: Story, run: Run, merged: bool) -> str:
+def _headline(story: SavedRun, run: Run, merged: bool) -> str:
     if story.run is None:
         score = next((r.score for r in reversed(run.searched) if r.score is not None), None)
         so_far = "" if score is None else f" Its last validation score is {score:.4g}."
@@ -189,7 +189,7 @@ def some(tasks: Sequence[str]) -> str:
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
 
 
-def _facts(story: Story) -> dict[str, str]:
+def _facts(story: SavedRun) -> dict[str, str]:
     run = story.run
     facts = {"target": story.target, "algorithm": story.algorithm, "status": story.status, "steps": str(story.steps)}
     if run is not None:
@@ -199,7 +199,7 @@ def _facts(story: Story) -> dict[str, str]:
     return {**facts, "last change": story.changed.isoformat(" ", "minutes")}
 
 
-def _commands(story: Story) -> dict[str, Any]:
+def _commands(story: SavedRun) -> dict[str, Any]:
     place = shlex.quote(str(story.path))
     known = {"this run": story.source["command"]} if story.source.get("command") else {}
     if story.status == "interrupted":

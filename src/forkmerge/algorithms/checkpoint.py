@@ -1,0 +1,157 @@
+"""Everything a run has to remember between two moments, and its form on disk."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from forkmerge.algorithms.run_record import Round
+from forkmerge.engine.training.options import Mixture
+from forkmerge.engine.training.state import State
+from forkmerge.problem.exact_sum import add_exactly, rounded
+
+
+@dataclass
+class Snapshot:
+    """The weights of a branch at the step where they scored best."""
+
+    score: float
+    step: int
+    weights: State
+
+
+@dataclass
+class RunState:
+    """Where a run stands.
+
+    Args:
+        phase: "search", "refit" or "done".
+        mixtures: The branches' plans, after pruning.
+        branches: Their states.
+        merged: The weights of the last merge: what every branch forked from, and what is kept if all go wrong.
+        round_start: Step at which the current round forked.
+        rounds: Finished rounds.
+        losses: Exact sums of the current round's losses, `{branch: {task: [sum over batches, batches]}}`.
+        seconds: Training time of the current round.
+        snapshots: Best weights by branch, for checkpoint policies other than "last".
+        initial: The state a refit starts from.
+        floor: The unmerged target-only run.
+        best: Weights of the best merge so far, with its score.
+        searched: What the search phase would return, while a refit runs.
+        reference: Reference metrics of the criterion.
+        outcome: Score, metrics and kind of the model that will be returned.
+        probes: Scores of ranking runs.
+        notes: Remarks for the reader of the record.
+        saves: Checkpoints written so far.
+    """
+
+    phase: str
+    mixtures: list[Mixture]
+    branches: list[State]
+    merged: State
+    round_start: int = 0
+    rounds: list[Round] = field(default_factory=list)
+    losses: dict[str, dict[str, tuple[list[float], int]]] = field(default_factory=dict)
+    seconds: float = 0.0
+    snapshots: dict[str, Snapshot] = field(default_factory=dict)
+    initial: State | None = None
+    floor: State | None = None
+    best: Snapshot | None = None
+    searched: State | None = None
+    reference: dict[str, float] | None = None
+    outcome: dict[str, Any] = field(default_factory=dict)
+    probes: dict[str, float] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    saves: int = 0
+
+    @property
+    def step(self) -> int:
+        """Global step of the branches."""
+        return self.branches[0].step
+
+    def note(self, text: str) -> None:
+        """Add a remark once."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def add_losses(self, branch: str, sums: dict[str, list[float]], counts: dict[str, int]) -> None:
+        """Add a segment's losses, each over as many batches as had one, to the round's."""
+        known = self.losses.setdefault(branch, {})
+        for task, parts in sums.items():
+            before, count = known.get(task, ([], 0))
+            known[task] = (add_exactly(before, parts), count + counts[task])
+
+    def mean_losses(self, branch: str) -> dict[str, float]:
+        """The round's mean loss per task."""
+        return {task: rounded(parts) / count for task, (parts, count) in self.losses.get(branch, {}).items()}
+
+    def next_round(self) -> None:
+        """Forget what belongs to the current round alone."""
+        self.round_start, self.losses, self.seconds = self.step, {}, 0.0
+
+    def to_value(self) -> dict[str, Any]:
+        """Return plain nested data for the store; weights that all branches share are written once."""
+        synced = self.step == self.round_start
+        value = {name: getattr(self, name) for name in _PLAIN}
+        value["mixtures"] = [[mixture.name, dict(mixture.task_weights)] for mixture in self.mixtures]
+        value["rounds"] = [asdict(finished) for finished in self.rounds]
+        value["branches"] = [(replace(state, rows={}) if synced else state).to_value() for state in self.branches]
+        value["snapshots"] = {name: _snapshot_value(snapshot) for name, snapshot in self.snapshots.items()}
+        value["best"] = _snapshot_value(self.best) if self.best else None
+        for name in _STATES:
+            state = getattr(self, name)
+            value[name] = state.to_value() if state is not None else None
+        return value
+
+    @classmethod
+    def from_value(cls, value: dict[str, Any]) -> RunState:
+        """Return the progress that `to_value` described; `refork` completes its branches."""
+        data = dict(value)
+        data["mixtures"] = [Mixture(name, weights) for name, weights in value["mixtures"]]
+        data["rounds"] = [Round.from_json(item) for item in value["rounds"]]
+        data["snapshots"] = {name: _snapshot(item) for name, item in value["snapshots"].items()}
+        data["best"] = _snapshot(value["best"]) if value["best"] else None
+        for name in _STATES:
+            data[name] = State.from_value(value[name]) if value[name] else None
+        data["branches"] = [State.from_value(item) for item in value["branches"]]
+        return cls(**data)
+
+    def refork(self) -> None:
+        """Give branches that were written without weights those of the last merge."""
+        for state in self.branches:
+            if not state.rows:
+                state.rows = self.merged.weights().rows
+
+    def states(self) -> list[State]:
+        """Every state held, for moving them to their devices after a load."""
+        loose = [getattr(self, name) for name in _STATES]
+        snapshots = [s.weights for s in (*self.snapshots.values(), *([self.best] if self.best else []))]
+        return [*self.branches, *(state for state in loose if state is not None), *snapshots]
+
+    @property
+    def best_score(self) -> float:
+        """Score of the best merge so far."""
+        return self.best.score if self.best else -math.inf
+
+
+_STATES = ("merged", "initial", "floor", "searched")
+_PLAIN = (
+    "phase",
+    "round_start",
+    "losses",
+    "seconds",
+    "reference",
+    "outcome",
+    "probes",
+    "notes",
+    "saves",
+)
+
+
+def _snapshot_value(snapshot: Snapshot) -> dict[str, Any]:
+    return {"score": snapshot.score, "step": snapshot.step, "weights": snapshot.weights.to_value()}
+
+
+def _snapshot(value: dict[str, Any]) -> Snapshot:
+    return Snapshot(value["score"], value["step"], State.from_value(value["weights"]))

@@ -1,0 +1,239 @@
+"""Algorithms made of whole runs of others: each part has its own folder inside the run's, and resumes by itself."""
+
+from __future__ import annotations
+
+import math
+import os
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from forkmerge.algorithms.fit import Algorithm, ModelOrFactory, build_model
+from forkmerge.algorithms.resolved_config import open_store, run_config, stored_training
+from forkmerge.algorithms.rounds import Observe
+from forkmerge.algorithms.run_record import Round, Run, environment
+from forkmerge.engine.executors.devices import resolve_workers
+from forkmerge.engine.storage.run_folder import NoStore, RunFolder
+from forkmerge.engine.training.model_binding import OptimizerFactory
+from forkmerge.engine.training.options import Training
+from forkmerge.errors import ProblemError
+from forkmerge.problem.definition import Problem
+from forkmerge.problem.scoring import Criterion, device_of
+
+
+@dataclass
+class Parts:
+    """What the parts of a composed run share, and how one of them is run.
+
+    Args:
+        problem: What to learn.
+        given: The module or the function that makes it, as `fit` got it.
+        module: The module, not trained yet; the composed run leaves its result there.
+        optimizer: Makes the optimizer.
+        steps: T of the whole.
+        seed: The seed of the whole.
+        workers: Processes.
+        threads: Threads of each.
+        options: Further options of `fit`.
+        observe: Called with every event.
+        rebuild: Makes the problem anew in worker processes.
+        store: The folder of the whole.
+        done: The parts that have ended, by name.
+    """
+
+    problem: Problem
+    given: ModelOrFactory
+    module: nn.Module
+    optimizer: OptimizerFactory
+    steps: int
+    seed: int
+    workers: int
+    threads: int
+    options: dict[str, Any]
+    observe: Observe
+    rebuild: Callable[[], Problem] | None
+    store: RunFolder | NoStore
+    done: dict[str, Run] = field(default_factory=dict)
+
+    def run(self, name: str, algorithm: Algorithm, *, model: ModelOrFactory, **options: Any) -> Run:
+        """Run a part, or continue it, or return it if it has ended."""
+        folder = self.folder(name)
+        given = {"optimizer": self.optimizer, "steps": self.steps, "seed": self.seed, "workers": self.workers}
+        run = algorithm.fit(
+            self.problem,
+            model=model,
+            folder=folder,
+            resume=is_started(folder),
+            threads=self.threads,
+            observe=self.observe,
+            rebuild=self.rebuild,
+            **{**self.options, **given, **options},
+        )
+        self.finish(name, run)
+        return run
+
+    def finish(self, name: str, run: Run) -> None:
+        """Note that a part has ended."""
+        self.done[name] = run
+        self.store.record({"event": "part", "name": name, "score": run.score, "metrics": run.metrics})
+
+    def folder(self, name: str) -> Path | None:
+        """Where a part is kept."""
+        return self.store.path / name if isinstance(self.store, RunFolder) else None
+
+
+def is_started(folder: str | os.PathLike[str] | None) -> bool:
+    """Whether there is something to resume; a kill at the very beginning leaves a folder that holds nothing yet."""
+    return folder is not None and (Path(folder) / "config.json").is_file()
+
+
+class Composed(Algorithm):
+    """An algorithm made of whole runs of others.
+
+    Attributes:
+        result: What `fit` returns.
+    """
+
+    result: ClassVar[type[Run]] = Run
+
+    @abstractmethod
+    def compose(self, parts: Parts) -> Run:
+        """Run the parts, leave the final weights in `parts.module`, and return the run as far as it is known here."""
+
+    @abstractmethod
+    def branch_steps(self, problem: Problem, steps: int) -> int:
+        """Return the training steps of all parts together."""
+
+    def fit(
+        self,
+        problem: Problem,
+        *,
+        model: ModelOrFactory,
+        optimizer: OptimizerFactory,
+        steps: int,
+        seed: int = 0,
+        workers: int | None = None,
+        threads: int | None = None,
+        folder: str | os.PathLike[str] | None = None,
+        resume: bool = False,
+        observe: Observe = lambda event: None,
+        source: Mapping[str, Any] | None = None,
+        rebuild: Callable[[], Problem] | None = None,
+        **options: Any,
+    ) -> Run:
+        """Train and return the run; see `Algorithm.fit`. Parts are kept in subfolders of `folder`."""
+        workers = resolve_workers(workers, options.get("devices"))
+        _check_counts(steps=steps, workers=workers)
+        module, sealed, resume = build_model(model, seed), problem.sealed(), resume and is_started(folder)
+        self.branch_steps(sealed, steps)  # refuses what cannot be divided into parts before anything is written
+        stored = stored_training(folder, resume)
+        threads = threads or stored.get("threads") or max(torch.get_num_threads() // workers, 1)
+        training = Training(optimizer, **{f.name: options[f.name] for f in fields(Training) if f.name in options})
+        config = run_config(self, sealed, module, training, source, steps=steps, seed=seed, threads=threads)
+        facts = environment(threads, device_of(module))
+        store, notes = open_store(folder, resume, config, facts)
+        with store:
+            result = store.result()
+            if result is not None:
+                return self._finished(result, module, store)
+            store.load()  # nothing is kept there, but this empties the record, which is now written anew
+            store.record({"event": "start", "target": problem.target, "seed": seed, "steps": steps, "branches": []})
+            parts = Parts(
+                sealed, model, module, optimizer, steps, seed, workers, threads, options, observe, rebuild, store
+            )
+            run = self.compose(parts)
+            run = replace(
+                run,
+                settings={key: config[key] for key in ("algorithm", "problem", "training", "model")},
+                environment=facts,
+                notes=[*notes, *run.notes],
+            )
+            run.model = module
+            store.record({"event": "end", "final": run.final, "score": run.score})
+            store.finish(run.to_json(), module.state_dict())
+            return run
+
+    def _finished(self, result: Mapping[str, Any], module: nn.Module, store: RunFolder | NoStore) -> Run:
+        known = {item.name for item in fields(self.result)}
+        run = self.result.from_json({key: value for key, value in result.items() if key in known})
+        module.load_state_dict(store.model_tensors())
+        run.model = module
+        return run
+
+
+def whole(algorithm: Algorithm, parts: Parts, last: Run, **changes: Any) -> Run:
+    """Return the run that is the last of its parts, at the cost of all of them."""
+    details: dict[str, Any] = {
+        "algorithm": type(algorithm).__name__,
+        "steps": parts.steps,
+        "seed": parts.seed,
+        "seconds": add_seconds(parts.done.values()),
+        "notes": _notes(parts.done),
+        "model": parts.module,
+    }
+    return replace(last, **{**details, **changes})
+
+
+def _notes(runs: Mapping[str, Run]) -> list[str]:
+    """Return the notes of all parts, each once, with the parts that have it."""
+    found: dict[str, list[str]] = {}
+    for name, run in runs.items():
+        for note in run.notes:
+            found.setdefault(note, []).append(name)
+    return [f"{names[0] if len(names) == 1 else f'{len(names)} parts'}: {note}" for note, names in found.items()]
+
+
+def add_seconds(runs: Iterable[Run]) -> dict[str, float]:
+    """Add up the time of several runs, by phase."""
+    seconds: dict[str, float] = {}
+    for run in runs:
+        for phase, value in run.seconds.items():
+            seconds[phase] = seconds.get(phase, 0.0) + value
+    return seconds
+
+
+def follow(first: Sequence[Round], second: Sequence[Round], steps: int) -> list[Round]:
+    """Return the rounds of two runs of which the second began after `steps` steps of the first."""
+    shifted = [
+        replace(r, index=r.index + len(first), start=r.start + steps, end=r.end + steps, branches=_shift(r, steps))
+        for r in second
+    ]
+    return [*first, *shifted]
+
+
+def _shift(r: Round, steps: int) -> dict[str, Any]:
+    return {name: replace(branch, entered_step=branch.entered_step + steps) for name, branch in r.branches.items()}
+
+
+def comparable_scores(
+    directions: Mapping[str, int], metrics: Sequence[Mapping[str, float]], reference: int = 0
+) -> list[float]:
+    """Return one score per set of metrics, all against the same reference where there are several metrics.
+
+    The score inside a run is relative to that run's own first round, so scores of several runs do not compare.
+
+    Args:
+        directions: +1 or −1 per metric.
+        metrics: The metrics of every run.
+        reference: Position of the run that several metrics are compared with; the first usable one if it is not.
+    """
+    criterion = Criterion(directions)
+    if criterion.needs_reference:
+        usable = (values for values in (metrics[reference], *metrics) if _is_reference(values, criterion.directions))
+        criterion = criterion.with_reference(next(usable, metrics[reference]))
+    return [criterion.score(values) for values in metrics]
+
+
+def _is_reference(values: Mapping[str, float], names: Iterable[str]) -> bool:
+    return all(math.isfinite(values[name]) and values[name] != 0 for name in names)
+
+
+def _check_counts(**counts: object) -> None:
+    for name, value in counts.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ProblemError(f"{name} must be a positive integer, got {value!r}.")

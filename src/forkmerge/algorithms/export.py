@@ -1,0 +1,166 @@
+"""A finished run as a folder to give away: weights that plain torch loads, and a card that says how they came about."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from forkmerge.algorithms.run_record import Run, show_metrics
+from forkmerge.algorithms.saved_run import read_run
+from forkmerge.engine.storage.atomic_files import TEMPORARY, explained, fingerprint, write_file, write_tensors
+from forkmerge.engine.storage.json_codec import encode, plain
+from forkmerge.engine.storage.run_folder import RunFolder
+from forkmerge.errors import StoreError
+
+CITATION = """@inproceedings{jiang2023forkmerge,
+  title = {ForkMerge: Mitigating Negative Transfer in Auxiliary-Task Learning},
+  author = {Jiang, Junguang and Chen, Baixu and Pan, Junwei and Wang, Ximei and Liu, Dapeng and Jiang, Jie and
+            Long, Mingsheng},
+  booktitle = {Advances in Neural Information Processing Systems},
+  volume = {36},
+  year = {2023}
+}"""
+
+
+def export_run(folder: str | os.PathLike[str], out: str | os.PathLike[str]) -> Path:
+    """Write model.safetensors, README.md and card.json of a finished run; they appear all at once or not at all.
+
+    Args:
+        folder: The run's folder; its model is verified first.
+        out: A folder that does not exist yet, or is empty.
+    """
+    run, out = read_run(folder), Path(out)
+    with explained(f"write {out}"):
+        if out.is_file() or (out.is_dir() and any(out.iterdir())):
+            raise StoreError(f"{out} exists and is not an empty folder: choose another one to export to.")
+        with RunFolder.open(folder, lock=False) as store:
+            config, tensors = store.config, store.model_tensors()
+        temporary = out.parent / f"{TEMPORARY}{out.name}"
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        try:
+            write_tensors(temporary / "model.safetensors", tensors)
+            card = make_card(run, config, Path(folder).resolve().name)
+            card["files"] = {"model.safetensors": fingerprint(temporary / "model.safetensors")}
+            write_file(temporary / "card.json", encode(plain(card), 2))
+            write_file(temporary / "README.md", card_text(card).encode())
+            if out.is_dir():
+                out.rmdir()
+            temporary.rename(out)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+    return out
+
+
+def make_card(run: Run, config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return everything a card says, as plain data."""
+    source = config.get("source", {})
+    started = f"{run.algorithm}(…).fit(…) in a Python program"
+    return {
+        "name": name,
+        "algorithm": run.algorithm,
+        "target": run.target,
+        "steps": run.steps,
+        "seed": run.seed,
+        "final": run.final,
+        "score": run.score,
+        "validation": run.metrics,
+        "test": run.test,
+        "rounds": [
+            {"round": r.index, "phase": r.phase, "step": r.end, "coefficients": r.coefficients, "score": r.score}
+            for r in run.rounds
+        ],
+        "relevance": run.relevance,
+        "branches": {name: b.task_weights for r in run.rounds for name, b in r.branches.items()},
+        "notes": run.notes,
+        "command": source.get("command") or started,
+        "recipe": source.get("settings", {}),
+        "settings": run.settings,
+        "environment": run.environment,
+        "model": config["model"],
+        "citation": CITATION,
+    }
+
+
+def card_text(card: Mapping[str, Any]) -> str:
+    """Return the card as Markdown."""
+    headline = f"{card['algorithm']} with target task `{card['target']}`: {card['steps']} steps, seed {card['seed']}."
+    results = [f"- Validation: {show_metrics(card['validation'])}"] if card["validation"] else []
+    results += [f"- Test, measured once after training: {show_metrics(card['test'])}"] if card["test"] else []
+    parts = [
+        f"# {card['name']}",
+        f"{headline} The weights are those of the {card['final']}.",
+        "\n".join(results),
+        *_merging(card),
+        "## Loading\n\nPlain torch and safetensors are enough:",
+        _code("python", _loading(card)),
+        "## How it was made",
+        _code("sh", card["command"]),
+        "Every setting, defaults included, is in card.json.",
+        "### Environment",
+        _table(("what", "version or kind"), [(key, str(value)) for key, value in card["environment"].items()]),
+        "\n".join(["### Notes", "", *(f"- {note}" for note in card["notes"])]) if card["notes"] else "",
+        "## Citation\n\nThe method is described in:",
+        _code("bibtex", card["citation"]),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _merging(card: Mapping[str, Any]) -> list[str]:
+    """Coefficients and relevance; a run of one branch merged nothing."""
+    branches = card["branches"]
+    if len(branches) < 2:
+        return []
+    tasks = list(dict.fromkeys(task for weights in branches.values() for task in weights))
+    weights = [(name, *(f"{w.get(task, 0.0):.4g}" for task in tasks)) for name, w in branches.items()]
+    rounds = [
+        (
+            str(r["round"]),
+            str(r["step"]),
+            *(_share(r["coefficients"], n) for n in branches),
+            _cell(r["score"]),
+        )
+        for r in card["rounds"]
+        if r["phase"] == "search"
+    ]
+    refitted = " The refit repeated them on training and validation data." if card["final"] == "refit" else ""
+    relevance = [(task, f"{value:.3f}") for task, value in card["relevance"].items()]
+    return [
+        "## Branches\n\nEach branch was trained with its own task weights:",
+        _table(("branch", *tasks), weights),
+        f"## Coefficients\n\nAt the end of every round the branches were merged with these coefficients.{refitted}",
+        _table(("round", "step", *branches, "validation score"), rounds),
+        "## Task relevance\n\nWhat each task weighed on average over the rounds, in units of the target's own weight:",
+        _table(("task", "relevance"), relevance),
+    ]
+
+
+def _loading(card: Mapping[str, Any]) -> str:
+    module, _, name = str(card["model"]["kind"]).partition(":")
+    return (
+        "from safetensors.torch import load_file\n\n"
+        f"model = ...  # the module that was trained: {name} of {module}\n"
+        'model.load_state_dict(load_file("model.safetensors"))\n'
+        "model.eval()"
+    )
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def _code(language: str, text: str) -> str:
+    return f"```{language}\n{text}\n```"
+
+
+def _share(coefficients: Mapping[str, float], name: str) -> str:
+    return f"{coefficients[name]:.3f}" if name in coefficients else ""
+
+
+def _cell(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"

@@ -1,0 +1,238 @@
+"""`fit`: the one way any algorithm is run."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from forkmerge.algorithms.checkpoint import RunState
+from forkmerge.algorithms.preflight import check_run
+from forkmerge.algorithms.resolved_config import open_store, run_config, stored_training
+from forkmerge.algorithms.rounds import Observe, Rounds
+from forkmerge.algorithms.run_record import Run, environment
+from forkmerge.algorithms.settings import Settings
+from forkmerge.engine.executors.devices import Devices, check_devices, place_model, resolve_workers
+from forkmerge.engine.executors.serial import TrainingJob, open_executor
+from forkmerge.engine.executors.worker_team import Worker, recruited
+from forkmerge.engine.storage.run_folder import NoStore, RunFolder
+from forkmerge.engine.training.memory_format import memory_format
+from forkmerge.engine.training.model_binding import ModelBinding, OptimizerFactory, SchedulerFactory, check_module
+from forkmerge.engine.training.options import Precision, Statistics, Training
+from forkmerge.engine.training.torch_compile import compiled
+from forkmerge.errors import ProblemError
+from forkmerge.methods import method_from
+from forkmerge.problem.definition import Problem
+from forkmerge.problem.randomness import derive, random_state_kept, set_random_state
+from forkmerge.problem.scoring import device_of
+
+ModelOrFactory = nn.Module | Callable[[], nn.Module]
+
+
+class Algorithm(ABC):
+    """Something that turns a problem into a trained model."""
+
+    @abstractmethod
+    def settings(self, problem: Problem) -> Settings:
+        """Return the fork–merge run that this algorithm is."""
+
+    def fit(
+        self,
+        problem: Problem,
+        *,
+        model: ModelOrFactory,
+        optimizer: OptimizerFactory,
+        steps: int,
+        scheduler: SchedulerFactory | None = None,
+        clip_norm: float | None = None,
+        accumulate: int = 1,
+        precision: Precision = "float32",
+        channels_last: bool | None = None,
+        compile: bool | str = False,
+        loader_workers: int = 0,
+        paired: bool = True,
+        gradients: Literal["parameters", "representation"] = "parameters",
+        statistics: Statistics = "all",
+        seed: int = 0,
+        workers: int | None = None,
+        devices: Devices | None = None,
+        threads: int | None = None,
+        folder: str | os.PathLike[str] | None = None,
+        resume: bool = False,
+        checkpoint_every: int | None = None,
+        observe: Observe = lambda event: None,
+        source: Mapping[str, Any] | None = None,
+        rebuild: Callable[[], Problem] | None = None,
+    ) -> Run:
+        """Train and return the run, whose `model` holds the final weights. The test split is never read.
+
+        Args:
+            problem: What to learn.
+            model: The module, trained in place, or a function that makes it (called under the run's seed).
+            optimizer: Makes the optimizer from the model, e.g. `OptimizerOf("Adam", lr=1e-3)`.
+            steps: T, the training steps of every branch.
+            scheduler: Makes a learning-rate scheduler from the optimizer; it runs on the global step.
+            clip_norm: Largest gradient norm.
+            accumulate: Micro-batches per step.
+            precision: "float32", or autocast to "bfloat16" or "float16".
+            channels_last: Keep convolution weights in channels-last memory format while training; None decides by a
+                rule of structure, device and precision. The bits depend on it.
+            compile: Whether forward passes are compiled by `torch.compile`: True, or the name of a backend. The bits
+                depend on it.
+            loader_workers: Processes that read examples.
+            paired: Whether all branches see the same batches.
+            gradients: Where gradient methods compare tasks: at the shared "parameters", or, approximately and
+                cheaper, at the declared "representation".
+            statistics: Whose batches move BatchNorm's running statistics: those of "all" streams, or only those of
+                streams that serve the "target", which is measured with them; layers that the target does not pass,
+                and branches without it, follow all.
+            seed: Of the model's initialisation (where `model` makes it), the data order and all randomness.
+            workers: Processes that train branches; 1, the default without devices, trains them here in turn.
+            devices: Where they train: worker i on device i modulo their number, one worker each by default. The model
+                is moved to the first. None leaves everything on the model's own device.
+            threads: Threads per branch; None divides torch's number by `workers`. The bits depend on it.
+            folder: Where the run is recorded and checkpointed; None keeps nothing on disk.
+            resume: Continue the run in `folder`, if there is one, to the same bits.
+            checkpoint_every: Steps between checkpoints inside a round; None checkpoints at merges only.
+            observe: Called with every event, e.g. to draw progress.
+            source: Where a recipe came from, so that `forkmerge resume` can find it again.
+            rebuild: Makes the problem anew in worker processes instead of pickling it.
+        """
+        _check_counts(steps=steps)
+        settings, sealed = self.settings(problem), problem.sealed()
+        training = Training(
+            optimizer=optimizer,
+            scheduler=scheduler,
+            clip_norm=clip_norm,
+            accumulate=accumulate,
+            precision=precision,
+            channels_last=channels_last,
+            compile=compile,
+            loader_workers=loader_workers,
+            paired=paired,
+            method=method_from(settings.method),
+            gradients=gradients,
+            statistics=statistics,
+        ).over(steps)
+        _check_counts(may_be_none=True, workers=workers, threads=threads, checkpoint_every=checkpoint_every)
+        workers, placed = resolve_workers(workers, devices), check_devices(devices)
+        module = build_model(model, seed)
+        place_model(module, placed)
+        if settings.keep_branches and folder is None:
+            raise ProblemError("keep_branches=True needs a folder to keep them in: pass folder=….")
+        stored = stored_training(folder, resume)
+        threads = threads or stored.get("threads") or max(torch.get_num_threads() // workers, 1)
+        wanted = stored.get("channels_last") if channels_last is None else channels_last
+        check = partial(check_run, sealed, module, training, settings, seed)
+        with (
+            recruited(workers) as recruits,
+            memory_format(module, wanted, precision, check) as is_channels_last,
+            compiled(module, compile, check),
+        ):
+            training = replace(training, channels_last=is_channels_last)
+            job = TrainingJob(sealed, module, training, seed, threads, rebuild, placed)
+            config = run_config(self, sealed, module, training, source, steps=steps, seed=seed, threads=threads)
+            rounds = partial(Rounds, settings, steps=steps, observe=observe, checkpoint_every=checkpoint_every)
+            return self._run(job, config, rounds, workers, recruits, folder, resume)
+
+    def _run(
+        self,
+        job: TrainingJob,
+        config: dict[str, Any],
+        rounds_of: Callable[..., Rounds],
+        workers: int,
+        recruits: Sequence[Worker],
+        folder: str | os.PathLike[str] | None,
+        resume: bool,
+    ) -> Run:
+        facts = environment(job.threads, device_of(job.model))
+        with open_executor(
+            job, workers, recruits
+        ) as executor:  # before the folder: it finds out what cannot be trained
+            store, notes = open_store(folder, resume, config, facts, depth=4)
+            with store:
+                done = store.result()
+                if done is not None:
+                    return _finished(done, job.model, store)
+                rounds = rounds_of(executor=executor, store=store)
+                try:
+                    progress = rounds.run()
+                except BaseException:
+                    executor.binding.restore_buffers()  # so that the same module can resume
+                    raise
+                progress.notes.extend(note for note in (*notes, *store.warnings) if note not in progress.notes)
+                run = _to_run(type(self).__name__, job.problem.target, rounds.steps, config, facts, progress)
+                return _complete(run, executor.binding, progress, store)
+
+
+def _check_counts(*, may_be_none: bool = False, **counts: object) -> None:
+    for name, value in counts.items():
+        if value is None and may_be_none:
+            continue
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ProblemError(f"{name} must be a positive integer, got {value!r}.")
+
+
+def build_model(model: ModelOrFactory, seed: int) -> nn.Module:
+    """Return the module, made under the run's seed where a factory is given."""
+    if not isinstance(model, nn.Module):
+        if not callable(model):
+            raise ProblemError(f"model must be a torch.nn.Module or a function that makes one, got {model!r}.")
+        with random_state_kept():
+            set_random_state(derive(seed, "model"))
+            model = model()
+    check_module(model)
+    return model
+
+
+def _to_run(
+    name: str, target: str, steps: int, config: dict[str, Any], facts: dict[str, Any], progress: RunState
+) -> Run:
+    outcome = progress.outcome
+    final = outcome.get("final", "refit")
+    if progress.rounds and len(progress.rounds[0].branches) == 1 and final in ("last merge", "best merge"):
+        final = final.replace("merge", "step") if final == "last merge" else "best validation"
+    seconds: dict[str, float] = {}
+    for finished in progress.rounds:
+        for phase, value in finished.seconds.items():
+            seconds[phase] = seconds.get(phase, 0.0) + value
+    return Run(
+        algorithm=name,
+        target=target,
+        steps=steps,
+        seed=config["training"]["seed"],
+        score=outcome["score"],
+        metrics=outcome["metrics"],
+        final=final,
+        rounds=progress.rounds,
+        probes=progress.probes,
+        notes=progress.notes,
+        settings={key: config[key] for key in ("algorithm", "problem", "training", "model")},
+        seconds=seconds,
+        environment=facts,
+    )
+
+
+def _complete(run: Run, binding: ModelBinding, progress: RunState, store: RunFolder | NoStore) -> Run:
+    for state in progress.branches:  # whoever still holds them: their memory goes to the model's own
+        state.rows, state.optimizer_rows = {}, {}
+    binding.release(progress.merged)
+    run.model = binding.model
+    store.record({"event": "end", "final": run.final, "score": run.score})
+    store.finish(run.to_json(), binding.model.state_dict())
+    return run
+
+
+def _finished(result: dict[str, Any], module: nn.Module, store: RunFolder | NoStore) -> Run:
+    """Return a run that had already ended, its weights loaded into the module."""
+    known = {item.name for item in fields(Run)}
+    run = Run.from_json({key: value for key, value in result.items() if key in known})
+    module.load_state_dict(store.model_tensors())
+    run.model = module
+    return run

@@ -1,0 +1,135 @@
+"""ForkMerge, and the algorithms it is compared with, behind one `fit`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from forkmerge.algorithms.fit import Algorithm
+from forkmerge.algorithms.mixtures import ALONE, Given
+from forkmerge.algorithms.settings import Settings
+from forkmerge.engine.merging.searches import Fixed
+from forkmerge.engine.training.options import Mixture
+from forkmerge.methods import Method, method_from
+from forkmerge.problem.definition import Problem
+
+
+@dataclass(frozen=True)
+class ForkMerge(Settings, Algorithm):
+    """Fork into branches, train each on its task mixture, merge what helps the target, repeat.
+
+    Λ* = argmax_Λ P̂(Σ_b Λ_b θ^b_{t+Δt}), every Δt steps (Alg. 1 with two branches, Alg. 2 in general). Defaults are the
+    paper's.
+
+    Args:
+        mixtures: The branches: a constructor such as `Mixed()` or `PerAuxiliary()`, its name, or
+            `{name: {task: weight}}`.
+        interval: Δt, steps between merges; the last round is shortened to end at T. None makes five rounds.
+        search: How coefficients are found; None takes `Grid()` for two branches and `Greedy()` for more.
+        search_examples: Search on that many validation examples, drawn anew each round from the run's seed, and
+            confirm the winner on all of them.
+        checkpoint: What enters a merge: the branch's "last" weights, or its best on validation, "best_in_interval"
+            or "best_so_far".
+        validate_every: Steps between the validations that the last two need; None makes five per interval.
+        bn: BatchNorm statistics of a merge: "average" them like parameters, or "recompute" them on the target's
+            training data.
+        bn_batches: Batches for "recompute".
+        optimizer_state: At a merge, each branch may "keep" its own, all get the "average", or "reset" it.
+        select: The model returned: the "last" merge, or the "best" on validation.
+        prune_to: Keep that many branches after round `prune_after`, those of largest coefficient, none of
+            coefficient 0. The target-only branch always stays and counts.
+        prune_after: See `prune_to`.
+        auxiliary_scale: Factor on all auxiliary weights, for when the best λ would exceed 1.
+        reference: Reference metrics of a target with several; None takes the target-only branch of round 1.
+        refit: Replay the run found, without any search, on training ∪ validation data of the target.
+        floor: Also train an unmerged target-only run, and return it if it validates better.
+        keep_branches: Keep every round's branches on disk, for later questions.
+        method: How the tasks inside a branch are combined: a loss-weighting or gradient method, or its name.
+        confidence: Keep the target-only branch unless the merge beats it in that share of resamples of the validation
+            examples, e.g. 0.9; against chance on few examples. For metrics that add up over examples.
+
+    Example:
+        >>> import forkmerge as fm
+        >>> fm.ForkMerge("per_auxiliary", interval=200, refit=True).search_for(3)
+        Greedy(alphas=(0.0, 0.2, 0.4, 0.6, 0.8, 1.0))
+
+    References:
+        Jiang et al., ForkMerge: Mitigating Negative Transfer in Auxiliary-Task Learning, NeurIPS 2023.
+    """
+
+    @classmethod
+    def paper(cls, **options: Any) -> ForkMerge:
+        """The paper's behaviour, spelled out: these are the defaults."""
+        settings = {"checkpoint": "last", "bn": "average", "optimizer_state": "keep", "select": "last"}
+        return cls(**{**settings, **options})
+
+    @classmethod
+    def authors_scripts(cls, **options: Any) -> ForkMerge:
+        """What the authors' released scripts do where they differ from the paper (see docs/decisions.md).
+
+        A branch enters a merge with its best weights since the start of training, and the best merge is returned.
+        """
+        return cls(**{"checkpoint": "best_so_far", "select": "best", **options})
+
+    def settings(self, problem: Problem) -> Settings:
+        """ForkMerge is its own setting."""
+        del problem
+        return self
+
+
+@dataclass(frozen=True)
+class Joint(Algorithm):
+    """Train on all tasks with fixed weights, without forking: ForkMerge with one branch.
+
+    Args:
+        task_weights: `{task: weight}`; None weighs every task equally (EW).
+        method: How the weighted tasks are combined, e.g. `PCGrad()` or "PCGrad"; None sums them.
+        interval: Steps between validations; None makes five.
+        select: The model returned: the "last", or the "best" on validation.
+        refit: Train on training ∪ validation data of the target; with `select="last"` that is all that is trained.
+    """
+
+    task_weights: Mapping[str, float] | None = None
+    method: Method | str | None = None
+    interval: int | None = None
+    select: Literal["last", "best"] = "last"
+    refit: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "method", method_from(self.method))
+
+    def settings(self, problem: Problem) -> Settings:
+        """Return the equivalent ForkMerge."""
+        weights = dict.fromkeys(problem.tasks, 1.0) if self.task_weights is None else self.task_weights
+        return _one_branch(Mixture("joint", weights), self.interval, self.select, self.refit, self.method)
+
+
+@dataclass(frozen=True)
+class SingleTask(Algorithm):
+    """Train on the target alone (STL).
+
+    Args:
+        interval: Steps between validations; None makes five.
+        select: The model returned: the "last", or the "best" on validation.
+        refit: Train on training ∪ validation data of the target; with `select="last"` that is all that is trained.
+    """
+
+    interval: int | None = None
+    select: Literal["last", "best"] = "last"
+    refit: bool = False
+
+    def settings(self, problem: Problem) -> Settings:
+        """Return the equivalent ForkMerge."""
+        return _one_branch(Mixture(ALONE, {problem.target: 1.0}), self.interval, self.select, self.refit)
+
+
+def _one_branch(
+    mixture: Mixture,
+    interval: int | None,
+    select: Literal["last", "best"],
+    refit: bool,
+    method: Method | str | None = None,
+) -> Settings:
+    # Averaging one branch, and every other policy, is the identity: the paper's defaults stand.
+    return Settings(Given([mixture]), interval, Fixed(), select=select, refit=refit, method=method)

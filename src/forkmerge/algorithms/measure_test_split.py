@@ -1,0 +1,52 @@
+"""The test split, which `fit` never reads: measured once, on the final model."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from forkmerge.algorithms.run_record import Run
+from forkmerge.engine.storage.atomic_files import write_atomically
+from forkmerge.engine.storage.json_codec import encode, plain
+from forkmerge.engine.storage.run_folder import RunFolder
+from forkmerge.errors import ProblemError
+from forkmerge.problem.definition import Evaluation, Problem
+from forkmerge.problem.scoring import measure
+
+
+def measure_test(run: Run, problem: Problem, folder: str | os.PathLike[str] | None = None) -> dict[str, float] | None:
+    """Measure the target's test split on a run's final model, into `run.test`; None if the problem has no such split.
+
+    What was measured before is returned as it is, so a test split is looked at once per run.
+
+    Args:
+        run: What `fit` returned.
+        problem: The problem it was given.
+        folder: The run's folder, whose record and result then hold the metrics, too.
+    """
+    evaluation = problem.evaluations("test").get(problem.target)
+    if evaluation is None or run.test is not None:
+        return run.test
+    run.test = _measured(run, evaluation) if folder is None else _kept(run, evaluation, Path(folder))
+    return run.test
+
+
+def _measured(run: Run, evaluation: Evaluation) -> dict[str, float]:
+    if run.model is None:
+        raise ProblemError("the run holds no model to test: take it from fit, or resume its folder.")
+    return measure(run.model, evaluation, seed=run.seed)
+
+
+def _kept(run: Run, evaluation: Evaluation, folder: Path) -> dict[str, float]:
+    with RunFolder.open(folder) as store:
+        measured = [event["metrics"] for event in store.records() if event["event"] == "test"]
+        if not measured:  # a kill between the two writes leaves the record's line alone
+            measured = [_measured(run, evaluation)]
+            store.record({"event": "test", "task": run.target, "metrics": measured[0]})
+        path = folder / "result.json"
+        data = json.loads(path.read_bytes())
+        data["result"]["test"] = plain(measured[0])
+        write_atomically(path, encode(data, 2))
+    metrics: dict[str, float] = measured[0]
+    return metrics

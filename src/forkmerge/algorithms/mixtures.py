@@ -1,0 +1,191 @@
+"""Which branches a run forks into: constructors that return a list of named task-weight vectors."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from forkmerge.engine.training.options import Mixture
+from forkmerge.errors import ConfigError, ProblemError, unknown_name
+from forkmerge.problem.definition import Problem, check_task_weights
+
+ALONE = "alone"
+
+
+class Mixtures(ABC):
+    """A way to construct branches.
+
+    Attributes:
+        probe_steps: Steps of each probe, for constructors that have some.
+    """
+
+    probe_steps: int = 0
+
+    def probes(self, problem: Problem) -> list[Mixture]:
+        """Short runs to be scored before the branches can be built; none for most constructors."""
+        del problem
+        return []
+
+    @abstractmethod
+    def build(self, problem: Problem, probe_scores: Mapping[str, float]) -> list[Mixture]:
+        """Return the branches, given the validation score of every probe by its name."""
+
+
+@dataclass(frozen=True)
+class Mixed(Mixtures):
+    """Target alone, and the target with all auxiliaries mixed (Alg. 1, B = 2).
+
+    As loss weights every auxiliary has weight 1; as sampling weights they share one, 1/K each.
+    """
+
+    def build(self, problem: Problem, probe_scores: Mapping[str, float] | None = None) -> list[Mixture]:
+        """Return the two branches."""
+        return [_alone(problem), _with(problem, "joint", problem.auxiliaries)]
+
+
+@dataclass(frozen=True)
+class PerAuxiliary(Mixtures):
+    """Target alone, and one branch per auxiliary: ω^k_i = 1[i = k or i = 0] (Eq. 11, B = K + 1)."""
+
+    def build(self, problem: Problem, probe_scores: Mapping[str, float] | None = None) -> list[Mixture]:
+        """Return the K + 1 branches."""
+        return [_alone(problem), *(_with(problem, task, [task]) for task in problem.auxiliaries)]
+
+
+@dataclass(frozen=True)
+class Groups(Mixtures):
+    """Target alone, and the target with each given group of auxiliaries, e.g. from a task-grouping method.
+
+    Args:
+        groups: `{branch name: auxiliaries}`.
+    """
+
+    groups: Mapping[str, Sequence[str]]
+
+    def build(self, problem: Problem, probe_scores: Mapping[str, float] | None = None) -> list[Mixture]:
+        """Return one branch per group after the target-only one."""
+        return [_alone(problem), *(_with(problem, name, tasks) for name, tasks in self.groups.items())]
+
+
+@dataclass(frozen=True)
+class Given(Mixtures):
+    """Any branches at all: the general form ν^1 … ν^B (Alg. 2).
+
+    Args:
+        branches: `{branch name: {task: weight}}` or a sequence of `Mixture`s.
+    """
+
+    branches: Mapping[str, Mapping[str, float]] | Sequence[Mixture]
+
+    def build(self, problem: Problem, probe_scores: Mapping[str, float] | None = None) -> list[Mixture]:
+        """Return the branches as given."""
+        if isinstance(self.branches, Mapping):
+            return [Mixture(name, weights) for name, weights in self.branches.items()]
+        return list(self.branches)
+
+
+@dataclass(frozen=True)
+class NestedTopK(Mixtures):
+    """Target alone, target + best auxiliary, target + best two, …: the authors' released variant.
+
+    Auxiliaries are ranked by a short joint run of the target with each of them, scored on validation.
+
+    Args:
+        probe_steps: Steps of each ranking run.
+        sizes: How many of the best auxiliaries each branch gets; all of 1 … K where None.
+    """
+
+    probe_steps: int
+    sizes: Sequence[int] | None = None
+
+    def __post_init__(self) -> None:
+        if not _is_count(self.probe_steps):
+            raise ProblemError(f"probe_steps must be a positive integer, got {self.probe_steps!r}.")
+        if self.sizes is not None and not all(map(_is_count, self.sizes)):
+            raise ProblemError(f"sizes must be positive integers, got {self.sizes!r}.")
+
+    def probes(self, problem: Problem) -> list[Mixture]:
+        """Return the ranking runs, target + one auxiliary each."""
+        return [_with(problem, task, [task]) for task in problem.auxiliaries]
+
+    def build(self, problem: Problem, probe_scores: Mapping[str, float]) -> list[Mixture]:
+        """Return the nested branches, auxiliaries in descending order of their probe's score."""
+        ranked = sorted(problem.auxiliaries, key=lambda task: -probe_scores[task])
+        sizes = self.sizes if self.sizes is not None else range(1, len(ranked) + 1)
+        if max(sizes, default=0) > len(ranked):
+            raise ProblemError(f"sizes asks for the top {max(sizes)} of only {len(ranked)} auxiliary tasks.")
+        return [_alone(problem), *(_with(problem, f"top {size}", ranked[:size]) for size in sizes)]
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _alone(problem: Problem) -> Mixture:
+    return Mixture(ALONE, {problem.target: 1.0})
+
+
+def _with(problem: Problem, name: str, auxiliaries: Sequence[str]) -> Mixture:
+    for task in auxiliaries:
+        if task not in problem.auxiliaries:
+            raise ProblemError(f"branch {name!r}: " + unknown_name("auxiliary task", task, problem.auxiliaries))
+    weight = 1.0 if problem.weights == "loss" else 1.0 / max(len(auxiliaries), 1)
+    return Mixture(name, {problem.target: 1.0, **dict.fromkeys(auxiliaries, weight)})
+
+
+def is_target_only(mixture: Mixture, target: str) -> bool:
+    """Whether a branch trains on the target and nothing else."""
+    return [task for task, weight in mixture.task_weights.items() if weight > 0] == [target]
+
+
+def reference_branch(mixtures: Sequence[Mixture], target: str) -> int | None:
+    """Return the branch that several metrics are compared with: the target-only one, or the only one there is."""
+    if len(mixtures) == 1:
+        return 0
+    return next((i for i, mixture in enumerate(mixtures) if is_target_only(mixture, target)), None)
+
+
+def scale_auxiliaries(mixture: Mixture, target: str, factor: float) -> Mixture:
+    """Multiply every auxiliary weight, so that the best λ lies in [0, 1] (section 4.1 of the paper)."""
+    weights = {task: w if task == target else w * factor for task, w in mixture.task_weights.items()}
+    return Mixture(mixture.name, weights)
+
+
+def check_mixtures(problem: Problem, mixtures: Sequence[Mixture]) -> None:
+    """Refuse an empty list, branches of one name, and weights that cannot be trained with."""
+    if not mixtures:
+        raise ProblemError("there is no branch to train: give at least one mixture.")
+    names = [mixture.name for mixture in mixtures]
+    for name in names:
+        if names.count(name) > 1:
+            raise ProblemError(f"two branches are named {name!r}: give each its own name.")
+    for mixture in mixtures:
+        check_task_weights(problem, mixture.name, mixture.task_weights)
+
+
+_NAMED: dict[str, type[Mixtures]] = {
+    "mixed": Mixed,
+    "per_auxiliary": PerAuxiliary,
+    "groups": Groups,
+    "given": Given,
+    "nested_top_k": NestedTopK,
+}
+
+
+def mixtures_from(value: Any) -> Mixtures:
+    """Return a constructor from a constructor, its name, `{"name": …, **options}`, or the branches themselves."""
+    if isinstance(value, Mixtures):
+        return value
+    if isinstance(value, str):
+        value = {"name": value}
+    if isinstance(value, Mapping) and isinstance(value.get("name"), str):
+        options = {key: option for key, option in value.items() if key != "name"}
+        if value["name"] not in _NAMED:
+            raise ConfigError("mixtures: " + unknown_name("constructor", value["name"], _NAMED))
+        try:
+            return _NAMED[value["name"]](**options)
+        except TypeError as error:
+            raise ConfigError(f"mixtures {value['name']!r}: {error}.") from None
+    return Given(value)

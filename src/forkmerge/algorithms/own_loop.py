@@ -1,0 +1,342 @@
+"""ForkMerge in your own training loop: any model, any optimizer, any score, no `Problem`."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from forkmerge.algorithms.copy_training import copy_training
+from forkmerge.engine.merging.blend import Blender
+from forkmerge.engine.merging.find_merge import find_merge
+from forkmerge.engine.merging.relevance import task_relevance
+from forkmerge.engine.merging.searches import Greedy, Grid, Search, search_from
+from forkmerge.engine.merging.synchronise import synchronise
+from forkmerge.engine.training.model_binding import ModelBinding, check_module
+from forkmerge.engine.training.options import Mixture
+from forkmerge.engine.training.state import Layout, State, check_same_parameters
+from forkmerge.errors import ProblemError, unknown_name
+from forkmerge.problem.definition import check_weight
+from forkmerge.problem.randomness import derive, random_state_kept, set_random_state
+from forkmerge.problem.scoring import evaluating
+
+Score = Callable[[nn.Module], float]
+
+
+@dataclass(frozen=True)
+class MergeOutcome:
+    """What a merge found.
+
+    Args:
+        coefficients: Λ by branch; empty if every branch was faulty and the last good weights were kept.
+        score: Score of the merged model.
+        branch_scores: Score of every branch on its own.
+        candidates: Every combination tried, with its score, in order.
+        relevance: λ_k = Σ_b Λ_b ν^b_k by task.
+        faults: Branches that were left out because something in them is not finite.
+    """
+
+    coefficients: dict[str, float]
+    score: float
+    branch_scores: dict[str, float]
+    candidates: list[tuple[dict[str, float], float]] = field(repr=False)
+    relevance: dict[str, float]
+    faults: dict[str, str] = field(default_factory=dict)
+
+
+class ForkedBranch:
+    """One branch of a fork: train `model` with `optimizer` as you always do.
+
+    Attributes:
+        name: The branch's name.
+        task_weights: ν: what to multiply each task's loss with.
+        model: An independent copy of the model; frozen parameters are shared by all branches.
+        optimizer: Its own optimizer.
+        scheduler: Its own scheduler, if there is one.
+        scaler: Its own gradient scaler, if there is one.
+    """
+
+    def __init__(self, mixture: Mixture, binding: ModelBinding, scaler: torch.amp.GradScaler | None, seed: int) -> None:
+        self.name, self.task_weights = mixture.name, dict(mixture.task_weights)
+        self.model, self.optimizer, self.scheduler = binding.model, binding.optimizer, binding.scheduler
+        self.scaler = scaler
+        self._mixture, self._binding, self._seed = mixture, binding, seed
+        self._state = binding.initial()
+        self._round, self._passes = 0, 0
+
+    def paired(self, loader: Iterable[Any]) -> Iterator[Any]:
+        """Iterate over a loader so that every branch gets the same batches and the same randomness.
+
+        The n-th pass of a round is a pure function of the fork's seed, for shuffling, augmentation (also in
+        loader workers) and dropout alike. The caller's random states come back when the pass ends.
+        """
+        if getattr(loader, "persistent_workers", False):
+            raise ProblemError(
+                "a loader with persistent_workers=True keeps its workers' random states from one pass to the next, so "
+                "branches would get different augmentations: make it with persistent_workers=False."
+            )
+        seed = derive(self._seed, "paired", self._round, self._passes)
+        self._passes += 1
+        with random_state_kept(), _seeded_generators(loader, seed):
+            set_random_state(derive(seed, "loader"))
+            iterator = iter(loader)
+            position = 0
+            while True:
+                set_random_state(derive(seed, "data", position))
+                try:
+                    batch = next(iterator)
+                except StopIteration:
+                    return
+                set_random_state(derive(seed, "forward", position))
+                yield batch
+                position += 1
+
+    def __repr__(self) -> str:
+        return f"ForkedBranch({self.name!r}, {self.task_weights})"
+
+
+class Fork:
+    """Branches of one model that are merged again and again; made by `fork`."""
+
+    def __init__(self, branches: list[ForkedBranch], search: Search | None, optimizer_state: str) -> None:
+        self._branches = {branch.name: branch for branch in branches}
+        self._search, self._optimizer_state = search, optimizer_state
+        self._merged = branches[0]._state.weights()
+
+    def __iter__(self) -> Iterator[ForkedBranch]:
+        return iter(list(self._branches.values()))
+
+    def __len__(self) -> int:
+        return len(self._branches)
+
+    def __getitem__(self, name: str) -> ForkedBranch:
+        if name not in self._branches:
+            raise ProblemError(unknown_name("branch", name, self._branches))
+        return self._branches[name]
+
+    def merge(
+        self,
+        score: Score,
+        *,
+        into: nn.Module | None = None,
+        search: Search | str | None = None,
+        refresh: Callable[[nn.Module], None] | None = None,
+    ) -> MergeOutcome:
+        """Search the best combination of the branches, and let all branches go on from it.
+
+        Args:
+            score: Validates a model; higher is better. Called in evaluation mode without gradients.
+            into: A model that also gets the merged weights.
+            search: Overrides the fork's search.
+            refresh: Called on every combination before it is scored, e.g. to recompute BatchNorm statistics.
+        """
+        branches, names = list(self._branches.values()), list(self._branches)
+        states = self._gather(branches)
+        used = search_from(search) or self._search or (Grid() if len(branches) <= 2 else Greedy())
+        used.check(len(branches))
+        self._check_trained(states)
+        stage = branches[0]._binding
+        faults = _faults(names, states)
+        scratch = self._merged.weights()  # so that the last merge outlives a score that fails
+
+        def refreshed(state: State) -> None:
+            if refresh is not None:
+                stage.attach_weights(state)
+                refresh(stage.model)
+                stage.capture_buffers(state)
+
+        blend = Blender(stage, states, scratch, refreshed)
+        try:
+            with random_state_kept(), evaluating(stage.model):
+                found = find_merge(
+                    names,
+                    states,
+                    search=used,
+                    score=lambda state: _score_on(stage, state, score),
+                    blend=blend,
+                    faults=faults,
+                )
+                coefficients = tuple(found.coefficients.get(name, 0.0) for name in names)
+                if any(coefficients):
+                    self._merged.take_weights(blend(coefficients))
+        finally:
+            stage.attach_weights(states[0])  # the first branch lent its model to the candidates
+        synchronise(states, self._merged, coefficients, self._optimizer_state)
+        for branch, state in zip(branches, states, strict=True):
+            branch._binding.attach(state)
+            branch._round, branch._passes = branch._round + 1, 0
+        if into is not None:
+            self.merged_into(into)
+        relevance = task_relevance(found.coefficients, [branch._mixture for branch in branches])
+        return MergeOutcome(
+            found.coefficients, found.score, found.branch_scores, found.candidates, relevance, found.faults
+        )
+
+    def merged_into(self, model: nn.Module) -> nn.Module:
+        """Write the weights of the last merge (the fork point before the first one) into a model and return it."""
+        check_module(model)
+        layout, source = Layout(model), self._first._binding.layout
+        check_same_parameters([source.signature, layout.signature], ["the fork", "the model given"])
+        with torch.no_grad():
+            for place, parameter in zip(source.places, layout.parameters, strict=True):
+                parameter.copy_(place.view(self._merged.rows[place.row]))
+            for name, buffer in model.named_buffers():
+                buffer.copy_(self._first._binding.buffer(self._merged, name))
+        return model
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything needed to go on later: plain nested data and tensors, safe for `torch.load`'s defaults."""
+        self._gather(list(self))
+        branches = {
+            branch.name: {
+                "state": branch._state.clone().to_value(),
+                "buffers": {name: b.clone() for name, b in branch.model.named_buffers()},
+                "round": branch._round,
+                "passes": branch._passes,
+            }
+            for branch in self
+        }
+        merged = {"state": self._merged.weights().to_value(), "buffers": self._buffers_of(self._merged)}
+        return {"branches": branches, "merged": merged}
+
+    def load_state_dict(self, value: Mapping[str, Any]) -> None:
+        """Go on from where `state_dict` was taken, in a fork of the same model with the same branches."""
+        if list(value["branches"]) != list(self._branches):
+            raise ProblemError(
+                f"the state has branches {', '.join(value['branches'])}, this fork {', '.join(self._branches)}."
+            )
+        for name, branch in self._branches.items():
+            stored = value["branches"][name]
+            branch._state = self._read(branch._binding, stored)
+            branch._round, branch._passes = stored["round"], stored["passes"]
+            branch._binding.attach(branch._state)
+        self._merged = self._read(self._first._binding, value["merged"])
+
+    def _check_trained(self, states: list[State]) -> None:
+        if all(torch.equal(row, self._merged.rows[name]) for state in states for name, row in state.rows.items()):
+            raise ProblemError(
+                "no branch has changed since the last merge: train branch.model with branch.optimizer, not the model "
+                "that was forked."
+            )
+
+    @property
+    def _first(self) -> ForkedBranch:
+        return next(iter(self._branches.values()))
+
+    def _buffers_of(self, state: State) -> dict[str, torch.Tensor]:
+        binding = self._first._binding
+        return {name: binding.buffer(state, name).clone() for name in binding.own_buffers}
+
+    @staticmethod
+    def _read(binding: ModelBinding, stored: Mapping[str, Any]) -> State:
+        """Return a stored state; buffers are stored whole, so that any copy of the model can take them."""
+        state = binding.place(State.from_value(copy.deepcopy(dict(stored["state"]))))
+        state.buffers = {name: tensor.clone() for name, tensor in stored["buffers"].items()}
+        return state
+
+    @staticmethod
+    def _gather(branches: list[ForkedBranch]) -> list[State]:
+        """Bring every branch's state up to date with its model and optimizer."""
+        signatures = [Layout(branch.model).signature for branch in branches]
+        fork_point = branches[0]._binding.layout.signature
+        check_same_parameters([fork_point, *signatures], ["the fork", *(branch.name for branch in branches)])
+        for branch in branches:
+            branch._binding.resync(branch._state)
+            branch._binding.capture(branch._state)
+        return [branch._state for branch in branches]
+
+
+def _faults(names: Sequence[str], states: Sequence[State]) -> dict[str, str]:
+    return {n: "it has parameters that are not finite" for n, s in zip(names, states, strict=True) if not s.is_finite()}
+
+
+def fork(
+    model: nn.Module,
+    optimizer: Optimizer,
+    branches: Mapping[str, Mapping[str, float]],
+    *,
+    scheduler: LRScheduler | None = None,
+    scaler: torch.amp.GradScaler | None = None,
+    search: Search | str | None = None,
+    optimizer_state: Literal["keep", "average", "reset"] = "keep",
+    seed: int = 0,
+) -> Fork:
+    """Fork a model, once, into branches that are trained on different task mixtures and merged (Alg. 1, 2).
+
+    The model, optimizer and scheduler given are copied and left alone; frozen parameters are shared.
+
+    Args:
+        model: Any module.
+        optimizer: Its optimizer, in whatever state it is.
+        branches: `{name: {task: weight}}`. The library only reports the weights; your loop uses them.
+        scheduler: The optimizer's scheduler.
+        scaler: The gradient scaler of float16 training.
+        search: How coefficients are found; None takes a grid for two branches, greedy search for more.
+        optimizer_state: At a merge, each branch may "keep" its own, all get the "average", or "reset" it.
+        seed: Of `paired` loaders.
+
+    Example:
+        >>> import torch, forkmerge as fm
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> forked = fm.fork(model, optimizer, {"alone": {"ctr": 1.0}, "joint": {"ctr": 1.0, "dwell": 0.5}})
+        >>> for branch in forked:
+        ...     loss = branch.model(torch.ones(4, 2)).mean() * sum(branch.task_weights.values())
+        ...     loss.backward()
+        ...     branch.optimizer.step()
+        >>> outcome = forked.merge(score=lambda m: -m(torch.ones(1, 2)).item())
+        >>> outcome.coefficients
+        {'alone': 0.0, 'joint': 1.0}
+    """
+    check_module(model)
+    if not isinstance(branches, Mapping):
+        raise ProblemError(f"branches must be {{name: {{task: weight}}}}, got {type(branches).__name__}.")
+    if not branches:
+        raise ProblemError("there is no branch to fork: pass {name: {task: weight}}.")
+    if optimizer_state not in ("keep", "average", "reset"):
+        raise ProblemError(f"optimizer_state must be keep, average or reset, got {optimizer_state!r}.")
+    if getattr(scheduler, "optimizer", optimizer) is not optimizer:
+        raise ProblemError("the scheduler given drives another optimizer: make it from the optimizer given.")
+    forked = []
+    for name, weights in branches.items():
+        for task, weight in weights.items():
+            check_weight(name, task, weight)
+        module, own_optimizer, own_scheduler, own_scaler = copy_training(model, optimizer, scheduler, scaler)
+        binding = ModelBinding(module, own_optimizer, own_scheduler, own_scaler)
+        forked.append(ForkedBranch(Mixture(name, weights), binding, own_scaler, seed))
+    chosen = search_from(search)
+    if chosen is not None:
+        chosen.check(len(forked))
+    return Fork(forked, chosen, optimizer_state)
+
+
+def _score_on(stage: ModelBinding, state: State, score: Score) -> float:
+    stage.attach_weights(state)
+    value = score(stage.model)
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise ProblemError(f"score must return one number, higher is better; got {value!r:.80}.") from None
+
+
+@contextmanager
+def _seeded_generators(loader: Any, seed: int) -> Iterator[None]:
+    """Seed the generators a loader and its samplers own, and give them their states back on exit."""
+    owners = [loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)]
+    owners.append(getattr(owners[2], "sampler", None))
+    found = {id(g): g for owner in owners if isinstance(g := getattr(owner, "generator", None), torch.Generator)}
+    before = [(generator, generator.get_state()) for generator in found.values()]
+    for index, (generator, _) in enumerate(before):
+        generator.manual_seed(derive(seed, "generator", index))
+    try:
+        yield
+    finally:
+        for generator, state in before:
+            generator.set_state(state)

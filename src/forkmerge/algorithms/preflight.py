@@ -1,0 +1,175 @@
+"""Everything that can be found wrong before training starts, each with one clear error."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import Subset
+
+from forkmerge.algorithms.mixtures import check_mixtures, reference_branch, scale_auxiliaries
+from forkmerge.engine.training.options import Mixture, Training
+from forkmerge.errors import ProblemError, unknown_name
+from forkmerge.problem.batches import batches
+from forkmerge.problem.definition import Context, Problem, Stream
+from forkmerge.problem.randomness import derive, random_state_kept, set_random_state
+from forkmerge.problem.scoring import CostReader, Criterion, adds_up, device_of, measure, modes_kept
+
+
+def check_run(problem: Problem, model: nn.Module, training: Training, settings: Any, seed: int) -> None:
+    """Refuse a run that could not end well: branches, search, losses of the first batch, the target's metrics.
+
+    Args:
+        problem: The sealed problem.
+        model: The module; it is left as it was.
+        training: Options common to all branches.
+        settings: The algorithm's options.
+        seed: The run's seed.
+    """
+    scale = settings.auxiliary_scale
+    probes = [scale_auxiliaries(probe, problem.target, scale) for probe in settings.constructor.probes(problem)]
+    mixtures = settings.constructor.build(problem, dict.fromkeys((p.name for p in probes), 0.0))
+    check_mixtures(problem, mixtures)
+    mixtures = [scale_auxiliaries(m, problem.target, settings.auxiliary_scale) for m in mixtures]
+    check_mixtures(problem, mixtures)
+    check_search(settings, len(mixtures))
+    validation = problem.target_validation
+    if settings.confidence is not None and not (adds_up(validation) and CostReader(validation, seed).falls_with_costs):
+        raise ProblemError(
+            "confidence draws validation examples anew, so it needs metrics that add up over examples, such as "
+            "fm.accuracy or fm.nll: measure those, or leave it out."
+        )
+    check_method(problem, training, mixtures)
+    directions = problem.target_validation.directions
+    criterion = Criterion(directions)
+    if settings.reference is not None:
+        criterion.with_reference(settings.reference)
+    elif criterion.needs_reference and reference_branch(mixtures, problem.target) is None:
+        raise ProblemError(
+            f"the target has {len(directions)} metrics and no branch trains on it alone: pass "
+            "reference={metric: value} to compare with, or add a branch with the target only."
+        )
+    elif criterion.needs_reference and probes:
+        raise ProblemError(
+            f"the target has {len(directions)} metrics, and ranking runs are scored before round 1 gives values to "
+            "compare with: pass reference={metric: value}."
+        )
+    saved = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    try:
+        with random_state_kept():
+            for name, stream in problem.stream_map.items():
+                check_stream(name, stream, model, [*mixtures, *probes], training, seed)
+            measure(model, problem.target_validation, seed=seed)  # a metric that fails should fail now
+            if settings.refit:
+                check_union(problem, model, training, seed)
+    finally:
+        for buffer, value in saved:
+            buffer.copy_(value)
+        model.zero_grad(set_to_none=True)
+
+
+def check_method(problem: Problem, training: Training, mixtures: list[Mixture]) -> None:
+    """Refuse a method that needs the target in a branch that has none."""
+    if training.method is None or not training.method.needs_target:
+        return
+    for mixture in mixtures:
+        tasks = mixture.active(problem.tasks)
+        if len(tasks) > 1 and problem.target not in tasks:
+            raise ProblemError(
+                f"{type(training.method).__name__} treats the target differently, but branch {mixture.name!r} does not "
+                f"train on {problem.target!r}: give it a weight there, or use another method."
+            )
+
+
+def check_search(settings: Any, branches: int) -> None:
+    """Refuse a search that cannot serve the branches there are, or those that pruning leaves."""
+    settings.search_for(branches).check(branches)
+    for fewer in range(min(settings.prune_to or 0, branches - 1), 0, -1):
+        try:
+            settings.search_for(fewer).check(fewer)
+        except ProblemError as error:
+            raise ProblemError(
+                f"prune_to={settings.prune_to} may leave fewer branches than the search can merge: {error}"
+            ) from None
+
+
+def check_stream(
+    name: str, stream: Stream, model: nn.Module, mixtures: list[Mixture], training: Training, seed: int
+) -> None:
+    """Compute the losses of a stream's first batch, for all tasks that some branch trains on."""
+    tasks = [task for task in stream.tasks if any(mixture.active([task]) for mixture in mixtures)]
+    if not tasks:
+        return
+    device = device_of(model)
+    try:
+        batch = next(batches(name, stream, [0], seed, device))
+        set_random_state(derive(seed, name, "check"))
+        with modes_kept(model), training.autocast(device):
+            model.train()
+            cuts: list[tuple[torch.Tensor, torch.Tensor]] = []
+            losses = stream.losses(model, batch, tasks, Context(0, seed, cuts))
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        raise ProblemError(
+            f"stream {name!r} has batches of {stream.batch_size} and the model a BatchNorm layer that sees one value "
+            "per channel there: use a batch size of at least 2, or another normalisation."
+        ) from None
+    check_losses(name, tasks, losses)
+    if training.gradients == "representation" and training.method is not None and not cuts:
+        raise ProblemError(
+            f"gradients='representation' needs a declared one, and the losses of stream {name!r} declare none: write "
+            "z = context.shared(encoder(x)) there, or use gradients='parameters'."
+        )
+
+
+def check_union(problem: Problem, model: nn.Module, training: Training, seed: int) -> None:
+    """Try one training and one validation example in one batch, as a refit will mix them."""
+    mixture = Mixture("refit", {problem.target: 1.0})
+    try:
+        union = problem.with_validation_labels()
+        for name, stream in union.stream_map.items():
+            if problem.target in stream.tasks:
+                size = len(problem.stream_map[name].dataset)  # type: ignore[arg-type]  # checked by Problem
+                pair = Subset(stream.dataset, [size - 1, size])
+                check_stream(name, replace(stream, dataset=pair, batch_size=2), model, [mixture], training, seed)
+    except (ProblemError, RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
+        raise ProblemError(
+            f"refit=True trains on the validation examples too, but the stream of {problem.target!r} cannot read them "
+            f"({error}). Give Evaluation(as_training=…), the same examples in the stream's own form, or refit=False."
+        ) from error
+
+
+def check_losses(name: str, tasks: list[str], losses: Any) -> None:
+    """Refuse losses that are not scalars, are not finite, or do not depend on the model."""
+    if not hasattr(losses, "items"):
+        raise ProblemError(f"losses of stream {name!r} must return {{task: loss}}, got {type(losses).__name__}.")
+    for task, loss in losses.items():
+        if task not in tasks:
+            raise ProblemError(
+                f"losses of stream {name!r} were not asked for this: {unknown_name('task', task, tasks)}"
+            )
+        if loss is None:
+            continue
+        if not isinstance(loss, torch.Tensor) or loss.dim() > 0:
+            if isinstance(loss, torch.Tensor):
+                raise ProblemError(
+                    f"the loss of task {task!r} must be a scalar, got {tuple(loss.shape)}: take its mean."
+                )
+            raise ProblemError(
+                f"the loss of task {task!r} must be a scalar tensor, got {type(loss).__name__}: "
+                "return what the loss function gives, without .item()."
+            )
+        if not loss.requires_grad:
+            raise ProblemError(
+                f"the loss of task {task!r} does not depend on the model's trainable parameters: it has no gradient. "
+                "Look for .detach(), .item(), torch.no_grad() or frozen parameters on its way."
+            )
+        if not math.isfinite(loss.item()):
+            raise ProblemError(
+                f"the loss of task {task!r} is {loss.item()} on the first batch, before any training. "
+                "Where labels are missing, leave the task out or mask them."
+            )

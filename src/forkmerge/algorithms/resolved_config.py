@@ -1,0 +1,153 @@
+"""What a run's folder says it was started with: the resolved config, which a resume must find unchanged."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import warnings
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from forkmerge.engine.storage.atomic_files import is_unused
+from forkmerge.engine.storage.run_folder import NoStore, RunFolder
+from forkmerge.engine.training.options import Training
+from forkmerge.errors import StoreError
+from forkmerge.problem.definition import Problem
+
+if TYPE_CHECKING:
+    from forkmerge.algorithms.fit import Algorithm
+
+
+def fixed_hash(model: nn.Module) -> str:
+    """Return a checksum of what training does not write to checkpoints: frozen parameters and first buffers."""
+    digest = hashlib.sha256()
+    frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
+    for name, tensor in (*frozen, *model.named_buffers()):
+        digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def run_config(
+    algorithm: Algorithm,
+    problem: Problem,
+    module: nn.Module,
+    training: Training,
+    source: Mapping[str, Any] | None,
+    **numbers: int,
+) -> dict[str, Any]:
+    """Return the resolved config of a run: what a resume must find unchanged, and where the run came from."""
+    return {
+        "algorithm": {"name": type(algorithm).__name__, **_described(algorithm)},
+        "problem": _describe_problem(problem),
+        "training": {**numbers, **_described(training)},
+        "model": {"kind": _describe(type(module)), "fixed": fixed_hash(module), **_layout(module)},
+        "source": dict(source or {}),
+    }
+
+
+def stored_training(folder: str | os.PathLike[str] | None, resume: bool) -> dict[str, Any]:
+    """Threads and memory format are resolved once: a resumed run goes on with its own, whatever the machine is now."""
+    if folder is None or not resume or is_unused(Path(folder)):
+        return {}
+    stored: dict[str, Any] = RunFolder.open(folder, lock=False).config["training"]
+    return stored
+
+
+_FORMER = {"statistics": "all"}  # what runs did that were begun before there was a choice
+
+
+def open_store(
+    folder: str | os.PathLike[str] | None, resume: bool, config: dict[str, Any], facts: dict[str, Any], depth: int = 3
+) -> tuple[RunFolder | NoStore, list[str]]:
+    """Open or make the run's folder; `depth` calls up is where a warning points."""
+    if folder is None:
+        if resume:
+            raise StoreError("resume=True needs the folder of the run: pass folder=….")
+        return NoStore(), []
+    if not resume or is_unused(Path(folder)):
+        return RunFolder.create(folder, {**config, "environment": facts}), []
+    store = RunFolder.open(folder)
+    for key, value in config.items():
+        stored: Any = store.config.get(key)
+        if key == "training":  # a run's bits do not depend on who reads the examples
+            stored = {**_FORMER, **(stored or {}), "loader_workers": value["loader_workers"]}
+        if key == "problem":  # older runs do not say how many examples they evaluated at a time
+            stored = {**stored, "validation": {"batch_size": value["validation"]["batch_size"], **stored["validation"]}}
+        if key != "source" and stored != value:
+            store.close()
+            raise StoreError(
+                f"{os.fspath(folder)} was started differently: {_difference(key, stored, value)}. Resume it with the "
+                "same problem, model and options, or choose another folder."
+            )
+    before = store.config.get("environment", {})
+    changed = [f"{key} {before.get(key)} → {facts[key]}" for key in facts if before.get(key) != facts[key]]
+    notes = [f"resumed in another environment, the bits may differ: {', '.join(changed)}"] if changed else []
+    for note in notes:
+        warnings.warn(note, stacklevel=depth)
+    return store, notes
+
+
+def _difference(path: str, old: Any, new: Any) -> str:
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in (*old, *new):
+            if old.get(key) != new.get(key):
+                return _difference(f"{path}.{key}", old.get(key), new.get(key))
+    return f"{path} was {old!r} and is {new!r} now"
+
+
+def _layout(model: nn.Module) -> dict[str, Any]:
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    shapes = repr([(name, tuple(p.shape)) for name, p in model.named_parameters()])
+    return {
+        "parameters": sum(p.numel() for p in trainable),
+        "shapes": hashlib.sha256(shapes.encode()).hexdigest()[:16],
+    }
+
+
+def _describe_problem(problem: Problem) -> dict[str, Any]:
+    streams = {
+        name: {"tasks": list(s.tasks), "examples": len(s.dataset), "batch_size": s.batch_size}  # type: ignore[arg-type]
+        for name, s in problem.stream_map.items()
+    }
+    evaluation = problem.target_validation
+    return {
+        "target": problem.target,
+        "weights": problem.weights,
+        "streams": streams,
+        "validation": {
+            "examples": len(evaluation.dataset),  # type: ignore[arg-type]
+            "metrics": list(evaluation.metrics),
+            "batch_size": evaluation.batch_size,
+        },
+    }
+
+
+def _described(value: Any) -> dict[str, Any]:
+    return {item.name: _describe(getattr(value, item.name)) for item in fields(value)}
+
+
+def _describe(value: Any) -> Any:
+    """Return a JSON form of an option that is the same in every process: functions by name, objects by fields."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else repr(value)
+    if isinstance(value, Mapping):
+        return {str(key): _describe(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | range):
+        return [_describe(item) for item in value]
+    if is_dataclass(value) and not isinstance(value, type):
+        return {"kind": type(value).__name__, **_described(value)}
+    if hasattr(value, "__qualname__"):
+        return f"{value.__module__}:{value.__qualname__}"
+    if hasattr(value, "func"):
+        return [_describe(value.func), _describe(value.args), _describe(value.keywords)]
+    text = repr(value)
+    return text if " at 0x" not in text else f"{type(value).__module__}:{type(value).__qualname__}"

@@ -1,0 +1,229 @@
+"""What a run gives back: plain numbers, JSON-serialisable, and the trained model."""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+import numpy
+import torch
+from torch import nn
+
+from forkmerge.engine.storage.json_codec import encode, plain
+
+
+@dataclass(frozen=True)
+class BranchRecord:
+    """One branch in one round.
+
+    Args:
+        task_weights: ν of the branch.
+        score: Validation score of what entered the merge; None in a refit, which scores nothing.
+        metrics: The target's metrics behind the score.
+        losses: Mean training loss per task over the round.
+        entered_step: Step of the checkpoint that entered the merge.
+        fault: Why the branch was given coefficient 0 without a trial, if it was.
+    """
+
+    task_weights: dict[str, float]
+    score: float | None
+    metrics: dict[str, float]
+    losses: dict[str, float]
+    entered_step: int
+    fault: str | None = None
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One combination of branches that was tried.
+
+    Args:
+        coefficients: Λ by branch.
+        score: Its validation score; None if that is not finite.
+        is_bound: Whether the candidate lost a race before all examples were evaluated: its score is at most `score`.
+    """
+
+    coefficients: dict[str, float]
+    score: float | None
+    is_bound: bool = False
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round: from a fork at step `start` to the merge at step `end`.
+
+    Args:
+        index: Rounds are counted from 1.
+        phase: "search" or "refit".
+        start: Step of the fork.
+        end: Step of the merge.
+        branches: Every branch by name.
+        candidates: Every combination tried, in order.
+        coefficients: Λ by branch; empty if every branch was faulty and the last good state was kept.
+        score: Validation score of the merge.
+        relevance: λ_k = Σ_b Λ_b ν^b_k by task.
+        kept: Branches that go on into the next round.
+        floor_score: Validation score of the unmerged target-only run, where `floor=True`.
+        seconds: Wall time by phase: train, rank, search, merge.
+        metrics: The target's metrics behind `score`.
+        examples: What a race of candidates took, in examples: `evaluated`, the lower `bound` of any race in the same
+            order, and `full`, one pass per candidate. Empty where every candidate took a full pass.
+        certainty: Share of resamples in which the winner of the search beat the target-only branch, where
+            `confidence` asks for it.
+    """
+
+    index: int
+    phase: str
+    start: int
+    end: int
+    branches: dict[str, BranchRecord]
+    candidates: list[Candidate]
+    coefficients: dict[str, float]
+    score: float | None
+    relevance: dict[str, float]
+    kept: list[str]
+    floor_score: float | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    examples: dict[str, int] = field(default_factory=dict)
+    certainty: float | None = None
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Round:
+        """Return the round that `asdict` turned into plain data."""
+        data = dict(value)
+        data["branches"] = {name: BranchRecord(**branch) for name, branch in data["branches"].items()}
+        data["candidates"] = [Candidate(**candidate) for candidate in data["candidates"]]
+        return cls(**data)
+
+
+@dataclass
+class Run:
+    """The result of `fit`.
+
+    Args:
+        algorithm: Name of the algorithm.
+        target: The target task.
+        steps: Training steps T.
+        seed: The run's seed.
+        score: Validation score of the returned model before any refit; None if nothing was scored.
+        metrics: The target's validation metrics behind it.
+        final: Which model is returned: "last merge", "best merge", "floor", "refit" or "joint".
+        rounds: Every round, search first, then refit.
+        probes: Validation scores of the ranking runs, if the branches were built from some.
+        notes: What a reader should know: diverged branches, a refit given up, parameters without gradient.
+        settings: The algorithm's and the training's resolved options.
+        seconds: Wall time by phase over the whole run.
+        environment: Versions, threads and machine type that the bits depend on.
+        test: Test metrics, once they have been measured after the fit.
+        model: The trained module (not part of the JSON form).
+    """
+
+    algorithm: str
+    target: str
+    steps: int
+    seed: int
+    score: float | None
+    metrics: dict[str, float]
+    final: str
+    rounds: list[Round]
+    probes: dict[str, float] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    settings: dict[str, Any] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    environment: dict[str, Any] = field(default_factory=dict)
+    test: dict[str, float] | None = None
+    model: nn.Module | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def searched(self) -> list[Round]:
+        """The rounds that searched coefficients."""
+        return [r for r in self.rounds if r.phase == "search"]
+
+    @property
+    def coefficients(self) -> list[dict[str, float]]:
+        """Λ of every searched round."""
+        return [r.coefficients for r in self.searched]
+
+    @property
+    def relevance(self) -> dict[str, float]:
+        """λ of every task: the mean over searched rounds, each weighted by its steps."""
+        rounds = [r for r in self.searched if r.coefficients]
+        total = sum(r.end - r.start for r in rounds)
+        tasks = dict.fromkeys(task for r in rounds for task in r.relevance)
+        return {t: sum(r.relevance.get(t, 0.0) * (r.end - r.start) for r in rounds) / total for t in tasks}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the run as strict JSON data; numbers that are not finite become None."""
+        data = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "model"}
+        data["rounds"] = [asdict(r) for r in self.rounds]
+        written: dict[str, Any] = json.loads(encode(plain(data)))
+        return written
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Run:
+        """Return the run that `to_json` wrote, without its model."""
+        data = dict(value)
+        data["rounds"] = [Round.from_json(r) for r in data["rounds"]]
+        return cls(**data)
+
+    def __repr__(self) -> str:
+        lines = [f"{self.algorithm} on {self.target!r}: {self.steps} steps, seed {self.seed}, model: {self.final}"]
+        if self.score is not None:
+            lines.append(f"  validation  {show_metrics(self.metrics)}")
+        if self.test is not None:
+            lines.append(f"  test        {show_metrics(self.test)}")
+        for r in self.searched:
+            if len(r.branches) > 1:
+                shown = ", ".join(f"{name} {value:.2f}" for name, value in r.coefficients.items())
+                lines.append(f"  round {r.index:<3} step {r.end:<7} score {_number(r.score)}  {shown or 'all faulty'}")
+        if len(self.relevance) > 1:
+            lines.append("  relevance   " + ", ".join(f"{t} {v:.2f}" for t, v in self.relevance.items()))
+        return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
+
+    def _repr_html_(self) -> str:
+        names = list(dict.fromkeys(name for r in self.searched for name in r.branches))
+        head = "".join(f"<th>{html.escape(n)}</th>" for n in ("round", "step", *names, "score"))
+        body = "".join(
+            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in _cells(r, names)) + "</tr>"
+            for r in self.searched
+        )
+        summary, *rest = (html.escape(line) for line in repr(self).splitlines())
+        other = "<br>".join(line for line in rest if not line.strip().startswith("round"))
+        return f"<b>{summary}</b><br>{other}<table><tr>{head}</tr>{body}</table>"
+
+
+def _cells(r: Round, names: Sequence[str]) -> list[str]:
+    shares = [f"{r.coefficients[n]:.2f}" if n in r.coefficients else "" for n in names]
+    return [str(r.index), str(r.end), *shares, _number(r.score)]
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4g}"
+
+
+def show_metrics(metrics: Mapping[str, float | None]) -> str:
+    """Return metrics as one readable line."""
+    return ", ".join(f"{name} {_number(value)}" for name, value in metrics.items())
+
+
+def environment(threads: int, device: torch.device) -> dict[str, Any]:
+    """Return the facts that a run's bits depend on."""
+    from forkmerge._version import __version__
+
+    return {
+        "forkmerge": __version__,
+        "torch": str(torch.__version__),  # a subclass of str, which the store refuses
+        "numpy": numpy.__version__,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "cores": os.cpu_count(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "threads": threads,
+    }

@@ -1,0 +1,154 @@
+"""What the folders of runs say, finished or not, without the code that made them."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from dataclasses import dataclass, field, fields
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from forkmerge.algorithms.run_record import Round, Run, show_metrics
+from forkmerge.engine.storage.run_folder import RunFolder, list_runs, status
+from forkmerge.errors import ForkMergeError, StoreError, command
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """What is known about a run.
+
+    Args:
+        path: Its folder.
+        status: "finished", "running" or "interrupted".
+        config: Its resolved config.
+        changed: When its record last grew.
+        run: The run itself, without its model; None until it is finished.
+        rounds: The rounds so far.
+        phase: "search" or "refit", as far as it has got.
+        step: The last recorded step of that phase.
+        checkpoint: Where an interrupted run continues, e.g. "step 400"; None where it starts over.
+        warnings: What is wrong with the folder.
+    """
+
+    path: Path
+    status: str
+    config: dict[str, Any]
+    changed: datetime
+    run: Run | None = None
+    rounds: list[Round] = field(default_factory=list)
+    phase: str = "search"
+    step: int = 0
+    checkpoint: str | None = None
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def algorithm(self) -> str:
+        """Name of the algorithm."""
+        return str(self.config["algorithm"]["name"])
+
+    @property
+    def target(self) -> str:
+        """The target task."""
+        return str(self.config["problem"]["target"])
+
+    @property
+    def steps(self) -> int:
+        """T."""
+        return int(self.config["training"]["steps"])
+
+    @property
+    def source(self) -> dict[str, Any]:
+        """Where the recipe came from; empty for a run started from Python."""
+        return dict(self.config.get("source", {}))
+
+    @property
+    def how_to_resume(self) -> str:
+        """What to type to continue the run."""
+        if self.source:
+            return command(f"resume {shlex.quote(str(self.path))}")
+        return f"fit(…, folder={str(self.path)!r}, resume=True) in the program that started it"
+
+    def to_row(self) -> dict[str, Any]:
+        """Return the run as one line of a table of runs, in plain data."""
+        run = self.run
+        score = run.score if run else next((r.score for r in reversed(self.rounds) if r.score is not None), None)
+        shown = show_metrics(run.metrics) if run and run.metrics else "" if score is None else f"score {score:.4g}"
+        progress = f"{self.step}/{self.steps}" + (" refit" if self.phase == "refit" else "")
+        return {
+            "name": self.path.name,
+            "folder": str(self.path),
+            "algorithm": self.algorithm,
+            "target": self.target,
+            "status": self.status,
+            "phase": self.phase,
+            "step": self.step,
+            "steps": self.steps,
+            "progress": str(self.steps) if run else progress,
+            "score": score,
+            "validation": shown,
+            "metrics": run.metrics if run else None,
+            "test_metrics": run.test if run else None,
+            "test": show_metrics(run.test) if run and run.test else "",
+            "changed": self.changed.isoformat(" ", "minutes"),
+        }
+
+
+def read_run(folder: str | os.PathLike[str]) -> Run:
+    """Return a finished run as it was recorded, without its model."""
+    with RunFolder.open(folder, lock=False) as store:
+        result = store.result()
+    if result is None:
+        raise StoreError(f"{folder} is not finished: continue it with `{command(f'resume {folder}')}`.")
+    known = {item.name for item in fields(Run)}
+    return Run.from_json({key: value for key, value in result.items() if key in known})
+
+
+def read_saved_run(folder: str | os.PathLike[str], *, verify: bool = False) -> SavedRun:
+    """Return what a run's folder says.
+
+    Args:
+        folder: The run's folder.
+        verify: Read the checkpoints of an interrupted run, too, to say where it continues and what is damaged.
+    """
+    path, state = Path(folder), status(folder)
+    known = {item.name for item in fields(Round)}
+    with RunFolder.open(path, lock=False) as store:
+        record = path / "record.jsonl"
+        changed = datetime.fromtimestamp((record if record.exists() else path / "config.json").stat().st_mtime)
+        events = list(store.records()) if record.exists() else []
+        rounds = [event for event in events if event["event"] == "round"]
+        last: dict[str, Any] = next((event for event in reversed(events) if event["event"] in ("segment", "round")), {})
+        story: dict[str, Any] = {
+            "rounds": [Round.from_json({key: event[key] for key in event if key in known}) for event in rounds],
+            "phase": last.get("phase", "search"),
+            "step": last.get("step", last.get("end", 0)),
+            "run": read_run(path) if state == "finished" else None,
+        }
+        if verify and state == "interrupted":
+            saved = store.load()
+            story["checkpoint"] = None if saved is None else _where(saved)
+        return SavedRun(path, state, store.config, changed, **story, warnings=store.warnings)
+
+
+def list_saved_runs(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """Return a row for every run below a folder; one that cannot be read says why instead of hiding the others.
+
+    The parts of a run that is made of several are listed only where the folder is that run's own.
+    """
+    rows, found = [], list_runs(folder)
+    for path in found:
+        if path.parent in found and path.parent != Path(folder):
+            continue
+        try:
+            row = read_saved_run(path).to_row()
+        except (ForkMergeError, KeyError, TypeError) as error:
+            row = dict.fromkeys(("algorithm", "target", "progress", "validation", "test"), "")
+            row.update(name=path.name, folder=str(path), status="unreadable", changed=str(error))
+        rows.append({**row, "name": os.path.relpath(path, folder) if path != Path(folder) else path.name})
+    return rows
+
+
+def _where(saved: dict[str, Any]) -> str:
+    phase, step = saved["phase"], saved["branches"][0]["step"]
+    return f"refit step {step}" if phase == "refit" else f"step {step}"

@@ -1,0 +1,210 @@
+"""What fits into a budget of time: how many seeds, which λ, how many steps."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from forkmerge.analysis.advice import ProbePlan
+from forkmerge.analysis.result_base import Result
+from forkmerge.analysis.transfer import WEIGHTS
+from forkmerge.analysis.transfer_runs import Recipes, TransferRun, take
+from forkmerge.errors import ConfigError
+from forkmerge.experiments.units import show_seconds
+
+_TRIAL = (2, 10, 40)  # steps of the runs that are timed: few, and from 10 to 40 more
+_STARTING = 6.0  # seconds until a worker process has imported torch
+_SLACK = 1.1  # processes do not end at the same moment
+Key = tuple[str, str, float, int]
+"""A piece of a diagnosis: kind, auxiliary, λ and seed."""
+
+_UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_GRIDS = ((1.0,), (0.25, 1.0), (1 / 16, 0.25, 1.0), WEIGHTS)
+MAPPED, PARTNERS = 4, 2  # auxiliaries that get a t-SNE picture, and that the target-only model is mixed with
+MAP_POINTS, RESOLUTION, LINE_POINTS = 150, 10, 11  # of the pictures
+_EMBEDDING = 6.0  # seconds of t-SNE for one picture
+_READING = 60  # steps that take as long as the features of one picture
+_LEVELS: tuple[tuple[float, int, int, int], ...] = (
+    *((share, 2, 0, 0) for share in (1 / 16, 1 / 8)),
+    *((share, 3, 1, 0) for share in (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)),
+    *((1.0, seeds, 1, MAPPED) for seeds in (3, 4, 5, 6)),
+    *((1.0, seeds, 2, MAPPED) for seeds in (5, 6, 7, 8)),
+    *((1.0, seeds, 3, MAPPED) for seeds in (6, 8, 10, 12, 15, 20)),
+)
+"""(share of the steps, seeds, grid of λ, pictured auxiliaries) from the least to the most that is worth doing: whole
+runs first, then pictures, then enough seeds for an interval, then more λ."""
+
+
+@dataclass(frozen=True)
+class PieceTimes(Result):
+    """What training takes, in seconds of one thread.
+
+    Args:
+        alone: One step of the target alone.
+        pairs: One step of the target with an auxiliary, by auxiliary.
+        fixed: What every run takes besides its steps: the recipe, checks, validation.
+        loading: What the first recipe of a process takes.
+    """
+
+    alone: float
+    pairs: dict[str, float]
+    fixed: float
+    loading: float
+
+
+@dataclass(frozen=True)
+class DiagnosisPlan(Result):
+    """What a diagnosis does.
+
+    Args:
+        seeds: Paired seeds, 0, 1, ….
+        weights: λ > 0.
+        steps: Training steps of every run.
+        full_steps: The recipe's own.
+        merges: Seeds that ForkMerge is run with.
+        batches: Batches that gradients are compared on.
+        one_step: Batches of the one-step experiment.
+        probe: The cheap estimate behind the advice.
+        workers: Processes.
+        estimate: Seconds it will take.
+        pictures: Auxiliaries that get a t-SNE picture, the first of them; 0 for no pictures of any kind.
+    """
+
+    seeds: int
+    weights: tuple[float, ...]
+    steps: int
+    full_steps: int
+    merges: int
+    batches: int
+    one_step: int
+    probe: ProbePlan
+    workers: int
+    estimate: float
+    pictures: int = 0
+
+    def describe(self) -> str:
+        """Return the plan in one sentence."""
+        share = "all" if self.steps == self.full_steps else f"{self.steps} of"
+        lambdas = ", ".join(f"{weight:g}" for weight in self.weights)
+        pictures = ", pictures" if self.pictures else ""
+        return (
+            f"{self.seeds} seeds, λ in {{{lambdas}}}, {share} {self.full_steps} steps, ForkMerge with {self.merges} of "
+            f"the seeds, gradients on {self.batches} batches{pictures}: about {show_seconds(self.estimate)} with "
+            f"{self.workers} process{'es' * (self.workers > 1)}"
+        )
+
+
+def seconds_from(text: str) -> float:
+    """Return the seconds of a duration such as 90s, 20m or 1.5h.
+
+    Example:
+        >>> seconds_from("20m")
+        1200.0
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text.lower())
+    if not found or found[2] not in ("", *_UNITS) or float(found[1]) == 0:
+        raise ConfigError(f"--budget {text}: write a duration such as 90s, 20m or 1.5h.")
+    return float(found[1]) * _UNITS[found[2] or "s"]
+
+
+def time_trial(recipes: Recipes, seed: int = 0) -> PieceTimes:
+    """Return what training takes, from a few steps of every kind of run."""
+    started = time.perf_counter()
+    recipe = recipes(seed)
+    problem = recipe.problem
+    loading = time.perf_counter() - started
+    few, least, most = _TRIAL
+    more = few + min(max(recipe.steps // 20, least), most)
+    take(TransferRun(recipes, seed, steps=few))  # what only the first run of a process pays
+    short = take(TransferRun(recipes, seed, steps=few)).seconds
+    alone = max((take(TransferRun(recipes, seed, steps=more)).seconds - short) / (more - few), 1e-6)
+    fixed = max(short - few * alone, 0.0)
+    pairs = {}
+    for auxiliary in problem.auxiliaries:
+        seconds = take(TransferRun(recipes, seed, auxiliary, 1.0, steps=more)).seconds
+        pairs[auxiliary] = max((seconds - fixed) / more, alone)
+    return PieceTimes(alone, pairs, fixed, loading)
+
+
+def plan_budget(costs: PieceTimes, probe: ProbePlan, full_steps: int, budget: float, workers: int) -> DiagnosisPlan:
+    """Return the most thorough plan that fits into a budget; one that fits nothing is refused with what is needed.
+
+    Args:
+        costs: What training takes.
+        probe: The cheap estimate behind the advice.
+        full_steps: The recipe's steps.
+        budget: Seconds.
+        workers: Processes.
+    """
+    plans = [_plan(costs, full_steps, workers, probe, *level) for level in _LEVELS]
+    fitting = [plan for plan in plans if plan.estimate <= budget]
+    if not fitting:
+        least = min(plans, key=lambda plan: plan.estimate)
+        raise ConfigError(
+            f"a budget of {show_seconds(budget)} is too small: the least that says anything takes about "
+            f"{show_seconds(least.estimate)}. Give --budget {least.estimate * 1.2 / 60 + 0.5:.0f}m, or more --workers."
+        )
+    return max(fitting, key=plans.index)
+
+
+def _plan(
+    costs: PieceTimes,
+    full_steps: int,
+    workers: int,
+    probe: ProbePlan,
+    share: float,
+    seeds: int,
+    grid: int,
+    pictures: int,
+) -> DiagnosisPlan:
+    steps = max(round(share * full_steps), min(full_steps, 2))
+    merges, batches = min(seeds, 3), 40
+    one_step = 20 if share == 1 else 0
+    plan = DiagnosisPlan(
+        seeds, _GRIDS[grid], steps, full_steps, merges, batches, one_step, probe, workers, 0.0, pictures
+    )
+    works = piece_seconds(plan, costs)
+    starting = (_STARTING + costs.loading) if workers > 1 else 0.0
+    longest = max(works.values())
+    estimate = max(sum(works.values()) / workers * _SLACK, longest) + starting
+    return DiagnosisPlan(**{**plan.__dict__, "estimate": estimate})
+
+
+def piece_seconds(plan: DiagnosisPlan, costs: PieceTimes) -> dict[Key, float]:
+    """Return what every piece of a plan takes: by kind, auxiliary, λ and seed."""
+    found: dict[Key, float] = {}
+    every = costs.alone + sum(costs.pairs.values())
+    for seed in range(plan.seeds):
+        found["single task", "", 0.0, seed] = costs.fixed + plan.steps * costs.alone
+        for auxiliary, pair in costs.pairs.items():
+            for weight in plan.weights:
+                found["transfer", auxiliary, weight, seed] = costs.fixed + plan.steps * pair
+        found["probe", "", 0.0, seed] = costs.fixed + _probing(plan.probe, costs)
+    for seed in range(plan.merges):
+        found["ForkMerge", "", 1.0, seed] = costs.fixed * 3 + plan.steps * every
+    look = costs.fixed + plan.steps / 2 * costs.alone + plan.batches * every
+    look += plan.one_step * (len(costs.pairs) + 1) * (len(WEIGHTS) + 1) * costs.fixed / 2
+    found["gradients", "", 0.0, 0] = look
+    if plan.pictures:
+        found["pictures", "", 0.0, 0] = _picturing(plan, costs)
+    return found
+
+
+def _picturing(plan: DiagnosisPlan, costs: PieceTimes) -> float:
+    pairs = list(costs.pairs.values())[:PARTNERS]
+    training = (len(pairs) + 1) * costs.fixed + plan.steps * (costs.alone + sum(pairs))
+    mixed = math.comb(RESOLUTION + len(pairs), len(pairs)) + len(pairs) * 2 * (LINE_POINTS + 1)
+    maps = min(len(costs.pairs), plan.pictures) * (_EMBEDDING + _READING * costs.alone)
+    return training + mixed * costs.fixed / 2 + maps
+
+
+def _probing(probe: ProbePlan, costs: PieceTimes) -> float:
+    return probe.prefix * costs.alone + probe.steps * (costs.alone + len(probe.weights) * sum(costs.pairs.values()))
+
+
+def longest_first(works: dict[Key, float]) -> Sequence[Key]:
+    """Return the pieces seed by seed, the longest of each first, so that no process ends alone with a long one."""
+    return sorted(works, key=lambda key: (key[3], -works[key], key))

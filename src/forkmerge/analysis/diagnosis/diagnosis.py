@@ -1,0 +1,273 @@
+"""A diagnosis: what every auxiliary does to a target, within a budget of time, resumable.
+
+OUT/diagnosis_plan.json   what is done, decided once for a budget
+OUT/pieces/*.json         what every piece of it found
+OUT/diagnosis.json        the result
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from forkmerge.algorithms.run_record import environment
+from forkmerge.analysis.advice import ShortRun, advise, affinity, plan_probe
+from forkmerge.analysis.diagnosis.budget import (
+    DiagnosisPlan,
+    Key,
+    PieceTimes,
+    longest_first,
+    piece_seconds,
+    plan_budget,
+    time_trial,
+)
+from forkmerge.analysis.diagnosis.pieces import FORMAT, OPTIONAL, Piece, do, read_piece, write_piece
+from forkmerge.analysis.results import AuxiliaryFinding, Diagnosis, GradientSimilarity, OneStepGains, Pictures
+from forkmerge.analysis.studies import curve_of, shift_of
+from forkmerge.analysis.transfer_runs import SeededSource, TransferRunResult
+from forkmerge.engine.executors.devices import check_devices
+from forkmerge.engine.executors.parallel_calls import Failure, run_calls
+from forkmerge.engine.storage.atomic_files import explained, read_versioned, write_atomically
+from forkmerge.engine.storage.json_codec import encode, plain
+from forkmerge.engine.storage.lock import take_lock
+from forkmerge.errors import ConfigError, ProblemError, StoreError
+from forkmerge.experiments.recipe import Recipe
+from forkmerge.experiments.run_results import RunResult
+from forkmerge.problem.definition import Problem
+
+PLAN, RESULT = "diagnosis_plan.json", "diagnosis.json"
+Watch = Callable[[Mapping[str, Any]], None]
+
+
+def diagnose(
+    recipe: Recipe,
+    out: str | os.PathLike[str],
+    *,
+    budget: float,
+    workers: int = 1,
+    watch: Watch = lambda event: None,
+    say: Callable[[str], None] = lambda text: None,
+    command: str = "",
+) -> Diagnosis:
+    """Diagnose a recipe's target, or continue a diagnosis; what was done before is not done again.
+
+    The test split is never read.
+
+    Args:
+        recipe: From `load_recipe`; its target is diagnosed.
+        out: The folder.
+        budget: Seconds, of all sessions together. A diagnosis that was begun keeps its plan, unless this is more.
+        workers: Processes, of one thread each; the numbers do not depend on it.
+        watch: Gets the events of `forkmerge.experiments.comparison.Watch`, e.g. to draw progress.
+        say: Gets what is planned, in words, before it is done.
+        command: What to type to make it again.
+    """
+    if not recipe.problem.auxiliaries:
+        raise ConfigError(f"the problem has one task only, {recipe.problem.target!r}: there is nothing to diagnose.")
+    folder, recipes = Path(out), SeededSource(dict(recipe.source), recipe.problem.target)
+    with _locked(folder):
+        _check_folder(recipe, folder, watch)
+        plan, costs = _planned(recipe, recipes, folder, budget, workers, say)
+        say(plan.describe())
+        works = piece_seconds(plan, costs)
+        pieces = [Piece(recipes, plan, recipes.target, *key) for key in longest_first(works)]
+        found, notes = _do_all(pieces, [works[piece.key] for piece in pieces], folder, workers, watch)
+        result = conclude(recipe, plan, found, notes=notes, command=command)
+        write_atomically(folder / RESULT, encode({"format": FORMAT, "diagnosis": plain(result.to_json())}, 2))
+    return result
+
+
+def read_diagnosis(folder: str | os.PathLike[str]) -> Diagnosis | None:
+    """Return the diagnosis of a folder, or None if it holds none that has ended."""
+    path = Path(folder) / RESULT
+    return Diagnosis.from_json(_read(path, "diagnosis")["diagnosis"]) if path.is_file() else None
+
+
+def conclude(
+    recipe: Recipe,
+    plan: DiagnosisPlan,
+    found: Mapping[Key, Mapping[str, Any]],
+    *,
+    notes: Sequence[str] = (),
+    command: str = "",
+) -> Diagnosis:
+    """Return the diagnosis that the pieces' results add up to."""
+    problem = recipe.problem
+    by_kind: dict[str, list[Mapping[str, Any]]] = {}
+    for (kind, *_), result in found.items():
+        by_kind.setdefault(kind, []).append(result)
+    grades = [TransferRunResult.from_json(g) for kind in ("single task", "transfer") for g in by_kind.get(kind, [])]
+    grades.sort(key=lambda grade: grade.seed)
+    findings = _findings(problem, grades, by_kind, is_whole=plan.steps == plan.full_steps)
+    steps = [OneStepGains.from_json(v) for result in by_kind.get("gradients", []) for v in result["one_step"]]
+    pictures = next(map(Pictures.from_json, by_kind.get("pictures", [])), Pictures())
+    remarks = ["Gains are differences of validation scores; the test split was not read."]
+    if plan.steps < plan.full_steps:
+        remarks.append(
+            f"Runs were shortened to {plan.steps} of {plan.full_steps} steps, where nearly every auxiliary looks "
+            "harmful: the short trials decide the advice, and a larger budget says more."
+        )
+    return Diagnosis(
+        target=problem.target,
+        findings=tuple(findings),
+        plan=plan.to_json(),
+        one_step=tuple(steps),
+        seconds=sum(result.get("seconds", 0.0) for result in found.values()),
+        command=command,
+        notes=(*remarks, *notes, *pictures.notes),
+        pictures=pictures,
+        settings=_as_read(recipe.source["settings"]),
+        environment=environment(1, next(iter(check_devices(recipe.options.get("devices"))), torch.device("cpu"))),
+    )
+
+
+def _findings(
+    problem: Problem,
+    grades: Sequence[TransferRunResult],
+    by_kind: Mapping[str, Sequence[Mapping[str, Any]]],
+    *,
+    is_whole: bool,
+) -> Iterator[AuxiliaryFinding]:
+    """Yield what is known of every auxiliary, and what to do with it."""
+    merges = [TransferRunResult.from_json(g) for g in by_kind.get("ForkMerge", [])]
+    trials = [ShortRun.from_json(t) for result in by_kind.get("probe", []) for t in result["trials"]]
+    looks = [value for result in by_kind.get("gradients", []) for value in result["similarities"]]
+    similar = {s.second: s for s in map(GradientSimilarity.from_json, looks)}
+    for task in problem.auxiliaries:
+        curve = curve_of(grades, problem.target, task)
+        estimate = affinity(trials, task) if trials else None
+        advice, reason = advise(curve, estimate, is_whole=is_whole)
+        yield AuxiliaryFinding(
+            auxiliary=task,
+            curve=curve,
+            similarity=similar.get(task),
+            shift=shift_of(grades, curve),
+            relevance=fmean(grade.relevance.get(task, 0.0) for grade in merges) if merges else None,
+            affinity=None if estimate is None else estimate.mean,
+            advice=advice,
+            reason=reason,
+            measure="loss" if estimate is None else estimate.measure,
+        )
+
+
+def _about(recipe: Recipe) -> dict[str, Any]:
+    return {"settings": _as_read(recipe.source["settings"]), "target": recipe.problem.target}
+
+
+def _as_read(data: Any) -> Any:
+    """Return data as it will be read back."""
+    return json.loads(encode(plain(data)))
+
+
+def _check_folder(recipe: Recipe, folder: Path, watch: Watch) -> None:
+    """Refuse a folder of another problem, and warn if the recipe's code is not what it was."""
+    if not (folder / PLAN).is_file():
+        return
+    data, code = _read(folder / PLAN, "about", "plan", "costs"), recipe.source.get("code")
+    if data["about"] != _about(recipe):
+        raise StoreError(f"{folder} diagnoses something else: choose another folder with --out.")
+    if data.get("code", code) != code:
+        watch({"event": "warning", "text": f"the code of the recipe has changed since {folder} was started"})
+
+
+def _planned(
+    recipe: Recipe, recipes: SeededSource, folder: Path, budget: float, workers: int, say: Callable[[str], None]
+) -> tuple[DiagnosisPlan, PieceTimes]:
+    """Return the plan of a folder, or make one from a timed trial; a larger budget than before makes a larger plan."""
+    path, kept = folder / PLAN, None
+    content = {"format": FORMAT, "kind": "diagnosis", "about": _about(recipe), "code": recipe.source.get("code")}
+    if path.is_file():
+        content = _read(path)
+        kept, costs = DiagnosisPlan.from_json(content["plan"]), PieceTimes.from_json(content["costs"])
+        if budget <= content.get("budget", math.inf):
+            say(f"continuing {folder}, with the plan it has")
+            return kept, costs
+    else:
+        say("timing a few steps")
+        costs = time_trial(recipes)
+    plan = plan_budget(costs, plan_probe(recipe.problem, recipe.steps), recipe.steps, budget, workers)
+    if kept is not None:
+        is_more = _work(plan, costs) > _work(kept, costs)
+        say(f"continuing {folder}: the larger budget {'extends its plan' if is_more else 'buys nothing more'}")
+        plan = plan if is_more else kept
+    content |= {"budget": budget, "plan": plan.to_json(), "costs": costs.to_json()}
+    write_atomically(path, encode(plain(content), 2))
+    return plan, costs
+
+
+def _work(plan: DiagnosisPlan, costs: PieceTimes) -> float:
+    return sum(piece_seconds(plan, costs).values())
+
+
+def _do_all(
+    pieces: Sequence[Piece], seconds: Sequence[float], folder: Path, workers: int, watch: Watch
+) -> tuple[dict[Key, dict[str, Any]], list[str]]:
+    """Do what has not been done, and return all results, with a note for every optional piece that failed."""
+    done = {piece.key: known for piece in pieces if (known := read_piece(folder, piece)) is not None}
+    waiting = [(piece, work) for piece, work in zip(pieces, seconds, strict=True) if piece.key not in done]
+    work = [max(round(1000 * value), 1) for _, value in waiting]
+    watch({"event": "begin", "runs": len(pieces), "ended": len(done), "work": work})
+    failures: list[str] = []
+    notes: list[str] = []
+
+    def news(index: int, value: Any) -> None:
+        if value is None:
+            watch({"event": "start", "index": index, "record": _record(waiting[index][0], {})})
+
+    for index, result in run_calls(do, [piece for piece, _ in waiting], workers, news) if waiting else ():
+        piece = waiting[index][0]
+        if isinstance(result, Failure):
+            if piece.kind in OPTIONAL:
+                notes.append(f"No {piece.kind}: {result.error.rstrip('.')}. The same command tries again.")
+            else:
+                failures.append(f"{piece.label}, seed {piece.seed}: {result.error}")
+            watch({"event": "end", "index": index, "record": _record(piece, {}, result)})
+            continue
+        write_piece(folder, piece, result)
+        done[piece.key] = result
+        watch({"event": "end", "index": index, "record": _record(piece, result)})
+    if failures:
+        raise ProblemError(
+            f"{len(failures)} of the runs failed, the first: {failures[0]}. The same command tries again."
+        )
+    return done, notes
+
+
+def _record(piece: Piece, result: Mapping[str, Any], failure: Failure | None = None) -> RunResult:
+    """A piece as a record of a comparison, which is what progress is drawn from."""
+    metrics = result.get("metrics", {}).get("validation", {})
+    error = None if failure is None else failure.error
+    return RunResult(
+        method=piece.kind,
+        label=piece.label,
+        target=piece.target,
+        seed=piece.seed,
+        kind="final",
+        setting={},
+        folder="",
+        split="validation" if metrics else "",
+        metrics=dict(metrics),
+        error=error,
+    )
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    if folder.exists() and not (folder / PLAN).exists() and set(os.listdir(folder)) - {"lock", f".tmp-{PLAN}"}:
+        raise StoreError(f"{folder} holds something else: choose another folder with --out.")
+    with explained(f"make the folder {folder}"):
+        folder.mkdir(parents=True, exist_ok=True)
+    with take_lock(folder):
+        yield
+
+
+def _read(path: Path, *keys: str) -> dict[str, Any]:
+    return read_versioned(path, FORMAT, keys, "a diagnosis", "its folder")

@@ -1,0 +1,77 @@
+"""How a command behaves in a terminal or a script: where things are printed, and what an interrupt does."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from typing import Any
+
+import typer
+from rich.console import Console
+
+from forkmerge.engine.storage.json_codec import plain
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM, handled like Ctrl-C."""
+
+
+def _terminate(number: int, frame: object) -> None:
+    raise _Terminated
+
+
+@contextmanager
+def interruptible(console: Console, how_to_go_on: Callable[[], str | None]) -> Iterator[None]:
+    """End cleanly on Ctrl-C and SIGTERM, saying how to go on; None says that nothing was written."""
+    before = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        number = signal.SIGTERM if isinstance(interrupt, _Terminated) else signal.SIGINT
+        say(console, how_to_go_on() or "interrupted before anything was written.", style="yellow")
+        raise typer.Exit(128 + number) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def readable_warnings(console: Console) -> Iterator[None]:
+    """Show Python's warnings as one line each, without the line of code they come from."""
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_, **__: say(console, f"warning: {message}", style="yellow")
+        yield
+
+
+@contextmanager
+def stdout_for_json(as_json: bool) -> Iterator[None]:
+    """Send what the user's code prints to standard error, where standard output is promised to be JSON."""
+    if not as_json:
+        yield
+        return
+    with redirect_stdout(sys.stderr):
+        yield
+
+
+def stdout() -> Console:
+    """Return the console that results go to."""
+    # What is not a terminal has no width to fold tables to.
+    return Console(width=None if sys.stdout.isatty() else 200)
+
+
+def stderr() -> Console:
+    """Return the console that progress, warnings and errors go to."""
+    return Console(stderr=True)
+
+
+def print_json(value: Any) -> None:
+    """Print plain data as strict JSON."""
+    typer.echo(json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def say(console: Console, text: str, style: str | None = None) -> None:
+    """Print text as it is: names may hold what rich would take for markup, and paths must stay whole."""
+    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)

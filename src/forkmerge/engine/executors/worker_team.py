@@ -1,0 +1,276 @@
+"""Spawned processes that wait for jobs: the death of one is noticed at once, and another takes its place."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from forkmerge.engine.executors.shared_memory import Memory, Parcel, receive, send
+from forkmerge.errors import ProblemError
+
+Tell = Callable[[Any], None]
+"""What a job may use to say how far it is."""
+Handler = Callable[[Any, list[Memory], Tell], tuple[Any, list[Memory]]]
+"""`handler(job, memory, tell) -> (answer, memory)`: does a job in a worker process."""
+
+ATTEMPTS = 3  # a job that has killed so many processes is given up
+_START_LIMIT = 50.0  # seconds until a process has imported this module; torch takes a few
+_STARTS = 2  # a process killed while it starts, for whatever reason, is started once more
+_GLANCE = 1.0  # seconds between looks at exit codes: a dead worker's own children may keep its pipes open
+_BROKEN = (EOFError, OSError, pickle.UnpicklingError)
+
+
+_own_index = 0
+
+
+def own_index() -> int:
+    """Return the position of this process in its team; 0 where it is no worker."""
+    return _own_index
+
+
+class WorkerError(RuntimeError):
+    """Something failed in a worker process; the message is the traceback from there."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """What a worker has to say.
+
+    Args:
+        worker: The worker.
+        kind: "news", "done", "failed" (the value is the traceback) or "died" (the value says how).
+        job: The job it had in hand.
+        value: What belongs to it.
+        memories: Memory that came along.
+    """
+
+    worker: Worker
+    kind: str
+    job: Any
+    value: Any
+    memories: list[Memory] = field(default_factory=list)
+
+
+class Worker:
+    """A process, and the job it has in hand.
+
+    Args:
+        index: Its position in the team.
+    """
+
+    def __init__(self, index: int) -> None:
+        context = get_context("spawn")
+        self.connection, other = context.Pipe()
+        # Not a daemon: those may not have children, and a training run may read its data in processes of its own.
+        self.process: BaseProcess = context.Process(target=_serve, args=(other,), name=f"worker {index}")
+        self.process.start()
+        other.close()
+        self.index, self.job, self.knows = index, None, set[str]()
+        self.is_up = self.is_ready = False
+        self.since = time.monotonic()
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it can take a job."""
+        return self.is_ready and self.job is None
+
+    def enlist(self, parcel: Parcel) -> Worker:
+        """Give it its function `(index) -> Handler`, as a parcel: the process calls it once."""
+        with suppress(*_BROKEN):  # it has died: its exit code will say so
+            send(self.connection, (self.index, parcel.places), [parcel.memory])
+        return self
+
+    def begin(self, job: Any, message: Any, memories: Sequence[Memory] = ()) -> None:
+        """Hand over a job: the message goes to the process, the job comes back with its events."""
+        self.job = job
+        with suppress(*_BROKEN):  # it has died: its exit code will say so
+            send(self.connection, message, memories)
+
+    def end(self) -> None:
+        """End the process, whatever it does."""
+        self.process.terminate()
+        self.process.join(5)
+        if self.process.exitcode is None:
+            self.process.kill()
+            self.process.join()
+        self.connection.close()
+
+
+class Team:
+    """Worker processes that live as long as the team.
+
+    Args:
+        make: `(index) -> Handler`, called once in every process; it must pickle.
+        count: How many processes.
+        recruits: Processes that have been started already, as many.
+    """
+
+    def __init__(self, make: Callable[[int], Handler], count: int, recruits: Sequence[Worker] = ()) -> None:
+        self._parcel, self._starts = _parcel_of(make), [0] * count
+        self.workers: list[Worker] = []
+        try:
+            for index in range(count):
+                self.workers.append((recruits[index] if recruits else Worker(index)).enlist(self._parcel))
+        except BaseException:
+            self.close()
+            raise
+
+    def free(self) -> list[Worker]:
+        """The workers that can take a job now."""
+        return [worker for worker in self.workers if worker.is_free]
+
+    def events(self) -> list[Event]:
+        """Wait until something happens and return it; a worker that died has been replaced by then."""
+        found: list[Event] = []
+        while not found:
+            watched = {w.connection: w for w in self.workers} | {w.process.sentinel: w for w in self.workers}
+            woken = {id(watched[item]) for item in wait(list(watched), _GLANCE)}  # type: ignore[index]  # as they went
+            for worker in list(self.workers):
+                if worker.process.exitcode is not None:
+                    found += self._bury(worker)
+                elif id(worker) in woken and worker.connection.poll():
+                    found += self._listen(worker)
+                elif not worker.is_up and time.monotonic() - worker.since > _START_LIMIT:
+                    raise ProblemError(_cannot_start(f"nothing was heard of it for {_START_LIMIT:g} seconds"))
+            if self.free():
+                break  # a process that has become ready is reason enough to look for work
+        return found
+
+    def abandon(self) -> None:
+        """End what is still in hand, of which nobody waits for the result, by replacing the processes."""
+        for worker in self.workers:
+            if worker.job is not None:
+                self._replace(worker)
+
+    def close(self) -> None:
+        """End all processes."""
+        for worker in self.workers:
+            worker.end()
+
+    def _listen(self, worker: Worker) -> list[Event]:
+        try:
+            return self._note(worker, *receive(worker.connection))
+        except _BROKEN:
+            worker.process.join(_GLANCE)
+            return []  # its exit code comes next
+
+    def _note(self, worker: Worker, message: tuple[str, Any], memories: list[Memory]) -> list[Event]:
+        kind, value = message
+        if kind == "up":
+            worker.is_up = True
+        elif kind == "ready":
+            worker.is_ready, self._starts[worker.index] = True, 0
+        elif not worker.is_ready:
+            raise WorkerError(value)
+        else:
+            job = worker.job
+            if kind != "news":
+                worker.job = None
+            return [Event(worker, kind, job, value, memories)]
+        return []
+
+    def _bury(self, worker: Worker) -> list[Event]:
+        """Put a new process in the place of one that has died."""
+        if not worker.is_ready:
+            with suppress(*_BROKEN):
+                while True:
+                    self._note(worker, *receive(worker.connection))  # its last words, if it had any, are the error
+            self._starts[worker.index] += 1
+            if self._starts[worker.index] == _STARTS:
+                raise ProblemError(_cannot_start(f"it ended with {_exit(worker.process)}"))
+        event = Event(worker, "died", worker.job, _exit(worker.process))
+        self._replace(worker)
+        if not worker.is_ready:  # both starts together have as long as one
+            self.workers[worker.index].since = worker.since
+        return [event] if worker.job is not None else []
+
+    def _replace(self, worker: Worker) -> None:
+        worker.end()
+        self.workers[worker.index] = Worker(worker.index).enlist(self._parcel)
+
+
+@contextmanager
+def recruited(count: int) -> Iterator[list[Worker]]:
+    """Start processes, which takes seconds, for a team that is made meanwhile; one worker needs none."""
+    recruits: list[Worker] = []
+    try:
+        for index in range(count if count > 1 else 0):
+            recruits.append(Worker(index))
+        yield recruits
+    finally:
+        for worker in recruits:
+            worker.end()
+
+
+def _parcel_of(make: Callable[[int], Handler]) -> Parcel:
+    try:
+        return Parcel(make)
+    except Exception as error:
+        raise ProblemError(
+            f"worker processes need a problem, model and optimizer that pickle: {error}. Use module-level functions "
+            "and classes instead of lambdas and local ones, or workers=1."
+        ) from None
+
+
+def _cannot_start(why: str) -> str:
+    return (
+        f"a worker process could not start: {why}. Look above for what it printed; a script that trains needs "
+        'if __name__ == "__main__": around its calls, because every worker imports it. workers=1 needs no processes.'
+    )
+
+
+def _exit(process: BaseProcess) -> str:
+    code = process.exitcode
+    if code is not None and code < 0:
+        name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+        return f"{name} (out of memory?)" if name == "SIGKILL" else name
+    return f"exit code {code}"
+
+
+def _serve(connection: Connection[Any, Any]) -> None:
+    global _own_index
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends its workers
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    sys.stdout = sys.stderr  # standard output is the parent's, for results
+    send(connection, ("up", None))
+    try:
+        (_own_index, places), memories = receive(connection, private=True)
+    except _BROKEN:
+        return  # the run ended before it began
+    try:
+        handler: Handler = Parcel.open(places, memories[0])(_own_index)
+    except Exception:
+        send(connection, ("failed", traceback.format_exc()))
+        return
+    send(connection, ("ready", None))
+    while True:
+        try:
+            job, memories = receive(connection)
+        except _BROKEN:
+            return
+        try:
+            answer, given = handler(job, memories, lambda value: send(connection, ("news", value)))
+            send(connection, ("done", answer), given)
+        except Exception:
+            # As text: not every exception survives the way back.
+            send(connection, ("failed", traceback.format_exc()))
+
+
+def _end_with_parent() -> None:
+    """Wait for the parent's end: killed outright, it cannot end its workers, which would wait for work for ever."""
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)

@@ -1,0 +1,1 @@
+"""The merge of a round: which coefficients, and the state they give."""

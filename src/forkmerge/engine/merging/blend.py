@@ -1,0 +1,74 @@
+"""The state that coefficients give: candidates of a merge, built one at a time in the same memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from forkmerge.engine.merging.arithmetic import heaviest, merge_into, merge_tensors
+from forkmerge.engine.merging.coefficients import Coefficients
+from forkmerge.engine.training.model_binding import ModelBinding
+from forkmerge.engine.training.state import State
+
+
+def blend_weights(binding: ModelBinding, states: Sequence[State], coefficients: Coefficients, out: State) -> State:
+    """Write θ_r + Σ_{k≠r} Λ_k (θ_k − θ_r) into `out`; a single branch is returned itself, bit for bit.
+
+    Floating buffers (BN statistics among them) are combined like parameters; integer ones, and those whose shape
+    differs between branches, come from the heaviest branch.
+    """
+    if 1.0 in coefficients:
+        return states[coefficients.index(1.0)]
+    blend_rows(states, coefficients, out)
+    out.buffers = {}
+    for name in {name: None for state in states for name in state.buffers}:
+        values = [binding.buffer(state, name) for state in states]
+        top = values[heaviest(coefficients)]
+        same = all(value.shape == top.shape and value.dtype == top.dtype for value in values)
+        out.buffers[name] = merge_tensors(values, coefficients) if same else top.clone()
+    out.step = states[0].step
+    return out
+
+
+def blend_rows(states: Sequence[State], coefficients: Coefficients, out: State) -> None:
+    """Write the merged parameters into `out`."""
+    for name, row in out.rows.items():
+        merge_into(row, [state.rows[name] for state in states], coefficients)
+
+
+class Blender:
+    """Builds the candidates of one merge, one at a time in the same memory, exactly as they would be installed.
+
+    A candidate's buffers are kept, so that coming back to it costs the merged parameters only and no statistics are
+    computed twice; asked for the candidate that is there already, it does nothing.
+
+    Args:
+        binding: Where the states' buffers are looked up.
+        states: The branches; they must not change while candidates are built.
+        out: Takes the candidates; nobody else may write to it.
+        refresh: Called on a new combination, e.g. to recompute BatchNorm statistics.
+    """
+
+    def __init__(
+        self, binding: ModelBinding, states: Sequence[State], out: State, refresh: Callable[[State], None] | None = None
+    ) -> None:
+        self.binding, self.states, self.out, self.refresh = binding, states, out, refresh
+        self._buffers: dict[Coefficients, dict[str, Tensor]] = {}
+        self._current: Coefficients | None = None
+
+    def __call__(self, coefficients: Coefficients) -> State:
+        """Return the state of a candidate; a single branch is itself."""
+        if 1.0 in coefficients or coefficients == self._current:
+            return self.states[coefficients.index(1.0)] if 1.0 in coefficients else self.out
+        self._current = None  # until it is whole
+        if coefficients in self._buffers:
+            blend_rows(self.states, coefficients, self.out)
+            self.out.buffers = dict(self._buffers[coefficients])
+        else:
+            blend_weights(self.binding, self.states, coefficients, self.out)
+            if self.refresh is not None:
+                self.refresh(self.out)
+            self._buffers[coefficients] = dict(self.out.buffers)
+        self._current = coefficients
+        return self.out

@@ -1,0 +1,124 @@
+"""Coefficients of a merge, and the candidates of a search: each evaluated once, and no further than needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from forkmerge.engine.merging.coefficients import Coefficients, vertices
+from forkmerge.engine.merging.race import Entrant, Known, race
+from forkmerge.errors import ProblemError
+
+Score = Callable[[Coefficients], float]
+"""P̂ of the model merged with the given coefficients; higher is better."""
+
+ScoreMany = Callable[[Sequence[Coefficients]], Sequence[float]]
+"""The scores of several candidates that do not depend on one another, so that they may be found side by side."""
+
+Enter = Callable[[Coefficients, Sequence[Coefficients]], Entrant]
+"""Makes the entrant of a race from a candidate and the candidates whose costs are known and tell where it may err."""
+
+_KEY_DECIMALS = 12  # far finer than any step a search takes, far coarser than the rounding of a division
+
+
+class Candidates:
+    """A score function that remembers every candidate, so that none is evaluated twice.
+
+    Called, it gives a candidate's score. `best_among` gives the best of several, which may need much less: where
+    scores add up over examples, candidates are raced. Coefficients equal to 12 decimals are one candidate. NaN counts
+    as minus infinity, so it never wins.
+
+    Args:
+        evaluate: Merges with the given coefficients and returns the score.
+        known: Scores that need no evaluation, such as those of the branches; first in `tried`.
+        evaluate_many: Returns the scores of several candidates at once; `evaluate` in turn where None.
+        enter: Makes entrants of a race, used instead of the two above where it is given.
+
+    Example:
+        >>> from forkmerge.engine.merging.searches import Grid
+        >>> score = Candidates(lambda coefficients: -abs(coefficients[1] - 0.4))
+        >>> Grid().search(score, 2), len(score.tried)
+        ((0.6, 0.4), 6)
+    """
+
+    def __init__(
+        self,
+        evaluate: Score,
+        *,
+        known: Mapping[Coefficients, float] | None = None,
+        evaluate_many: ScoreMany | None = None,
+        enter: Enter | None = None,
+    ) -> None:
+        self._evaluate_many = evaluate_many or (lambda candidates: [evaluate(c) for c in candidates])
+        self._enter = enter
+        self._entrants: dict[Coefficients, tuple[Coefficients, Entrant]] = {}
+        # Complete however the others are evaluated, so that the order of examples may depend on them.
+        self._settled: set[Coefficients] = set()
+        for coefficients, score in (known or {}).items():
+            self._add(coefficients, Known(score))
+            self._settled.add(self._key(coefficients))
+
+    def __call__(self, coefficients: Coefficients) -> float:
+        """Return the score of a candidate, evaluating what is still missing."""
+        (entrant,) = self._entrants_of([coefficients], ())
+        while not entrant.is_complete:
+            entrant.extend()
+        entrant.ask()
+        self._settled.add(self._key(coefficients))
+        return entrant.bound
+
+    def best_among(self, candidates: Iterable[Coefficients], *, guides: Sequence[Coefficients] = ()) -> Coefficients:
+        """Return the candidate with the highest score; of equals the first.
+
+        Args:
+            candidates: The candidates, preferred ones first.
+            guides: Single branches, or answers of earlier calls, that err where these candidates are likely to; the
+                single branches they are made of where empty.
+        """
+        given = [tuple(candidate) for candidate in candidates]
+        winner = given[race(self._entrants_of(given, guides))]
+        self._settled.add(self._key(winner))
+        return winner
+
+    @property
+    def tried(self) -> list[tuple[Coefficients, float]]:
+        """Every candidate in the order of evaluation, with its score, or an upper bound of it: see `unfinished`."""
+        return [(coefficients, entrant.bound) for coefficients, entrant in self._entrants.values()]
+
+    @property
+    def unfinished(self) -> list[int]:
+        """Positions in `tried` of the candidates that lost before their score was known."""
+        return [i for i, (_, entrant) in enumerate(self._entrants.values()) if not entrant.is_complete]
+
+    def best(self) -> Coefficients:
+        """Return the candidate with the highest score; of equals the one tried first."""
+        complete = [(c, entrant.bound) for c, entrant in self._entrants.values() if entrant.is_complete]
+        if not complete:
+            raise ProblemError("no candidate has been scored yet: run a search with these candidates first.")
+        return max(complete, key=lambda entry: entry[1])[0]
+
+    def _entrants_of(self, candidates: Sequence[Coefficients], guides: Sequence[Coefficients]) -> list[Entrant]:
+        new: dict[Coefficients, Coefficients] = {}
+        for candidate in candidates:
+            if self._key(candidate) not in self._entrants:
+                new.setdefault(self._key(candidate), candidate)
+        missing = list(new.values())
+        if missing and self._enter is None:
+            for candidate, score in zip(missing, self._evaluate_many(missing), strict=True):
+                self._add(candidate, Known(score))
+        elif missing and self._enter is not None:
+            known = self._guides(missing, guides)
+            for candidate in missing:
+                self._add(candidate, self._enter(candidate, known))
+        return [self._entrants[self._key(candidate)][1] for candidate in candidates]
+
+    def _guides(self, candidates: Sequence[Coefficients], guides: Sequence[Coefficients]) -> list[Coefficients]:
+        singles = [v for b, v in enumerate(vertices(len(candidates[0]))) if any(c[b] > 0 for c in candidates)]
+        keys = [self._key(guide) for guide in guides or singles]
+        return [self._entrants[key][0] for key in keys if key in self._settled]
+
+    def _add(self, coefficients: Coefficients, entrant: Entrant) -> None:
+        self._entrants[self._key(coefficients)] = tuple(coefficients), entrant
+
+    @staticmethod
+    def _key(coefficients: Coefficients) -> Coefficients:
+        return tuple(round(value, _KEY_DECIMALS) for value in coefficients)

@@ -1,0 +1,96 @@
+"""What is asked of a combination of states, and the answer, in any process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from forkmerge.engine.merging.batchnorm_policy import recompute_statistics
+from forkmerge.engine.merging.blend import blend_weights
+from forkmerge.engine.merging.coefficients import Coefficients
+from forkmerge.engine.training.model_binding import ModelBinding
+from forkmerge.engine.training.options import Training
+from forkmerge.engine.training.state import State
+from forkmerge.problem.definition import Evaluation, Problem
+from forkmerge.problem.scoring import CostReader, ExampleCosts, NotPerExample, adds_up, measure
+
+
+@dataclass(frozen=True)
+class MeasureRequest:
+    """A combination of states to measure on the target's validation data.
+
+    Args:
+        coefficients: One per state.
+        indices: The examples; None takes all, and gives the costs of each where the score adds up.
+        phase: The phase whose training data gives BatchNorm statistics.
+        batches: How many batches of it; 0 leaves the statistics as they are merged.
+    """
+
+    coefficients: Coefficients
+    indices: tuple[int, ...] | None = None
+    phase: str = "search"
+    batches: int = 0
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The answer.
+
+    Args:
+        metrics: The target's metrics; None if the weights are not finite.
+        costs: What every example costs, where the score adds up.
+        seconds: Wall time.
+    """
+
+    metrics: dict[str, float] | None
+    costs: ExampleCosts | None
+    seconds: float
+
+
+def answer(
+    binding: ModelBinding,
+    problem: Problem,
+    states: Sequence[State],
+    question: MeasureRequest,
+    out: State,
+    *,
+    training: Training,
+    seed: int,
+) -> Measurement:
+    """Measure a combination of states exactly as it would be installed.
+
+    Args:
+        binding: The module to measure with.
+        problem: The sealed problem, of the question's phase.
+        states: The states.
+        question: What to measure.
+        out: Takes the combination.
+        training: Options common to all branches.
+        seed: The run's seed.
+    """
+    started = time.perf_counter()
+    state = blend_weights(binding, states, question.coefficients, out)
+    if state is out and question.batches:
+        recompute_statistics(binding, state, problem, training=training, seed=seed, count=question.batches)
+    metrics, costs = None, None
+    if state.is_finite():
+        binding.attach_weights(state)
+        metrics, costs = read_metrics(binding.model, problem.target_validation, question.indices, seed)
+    return Measurement(metrics, costs, time.perf_counter() - started)
+
+
+def read_metrics(
+    model: nn.Module, evaluation: Evaluation, indices: Sequence[int] | None, seed: int
+) -> tuple[dict[str, float], ExampleCosts | None]:
+    """Return the metrics of a model and, on all examples, their costs where the score adds up."""
+    if indices is None and adds_up(evaluation):
+        reader = CostReader(evaluation, seed)
+        try:
+            costs = reader.read(model, range(len(evaluation.dataset)))  # type: ignore[arg-type]
+            return reader.values(costs), costs
+        except NotPerExample:
+            pass
+    return measure(model, evaluation, indices=indices, seed=seed), None

@@ -1,0 +1,16 @@
+"""Task relevance: how much each task weighed in a merge."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from forkmerge.engine.training.options import Mixture
+
+
+def task_relevance(coefficients: Mapping[str, float], mixtures: Sequence[Mixture]) -> dict[str, float]:
+    """λ_k = Σ_b Λ_b ν^b_k: how much each task weighed in a merge, in units of the target's own weight."""
+    relevance: dict[str, float] = {}
+    for mixture in mixtures:
+        for task, weight in mixture.task_weights.items():
+            relevance[task] = relevance.get(task, 0.0) + coefficients.get(mixture.name, 0.0) * weight
+    return relevance

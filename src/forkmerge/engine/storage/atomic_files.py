@@ -1,0 +1,251 @@
+"""Files that survive a kill: written under another name, synced, renamed, and verified when read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from forkmerge.engine.storage.json_codec import JSON, seal
+from forkmerge.errors import StoreError
+
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.uint16: "U16",
+    torch.uint32: "U32",
+    torch.uint64: "U64",
+    torch.bool: "BOOL",
+    torch.complex64: "C64",
+}
+"""How the safetensors format calls them."""
+
+_MAPPED = 1 << 24  # bytes of a file read before it is closed and opened again
+TEMPORARY = ".tmp-"  # how the name of anything unfinished begins
+
+
+class Damage(Exception):
+    """A file is not what was once written; the message names it and says why."""
+
+
+@contextmanager
+def explained(doing: str) -> Iterator[None]:
+    """Turn what the operating system refuses into a StoreError that says what was tried."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise StoreError(f"cannot {doing}: {_reason(error)}.") from error
+
+
+# Every change of the disk passes through the next four functions, which is where tests put their faults.
+
+
+def write(file: BinaryIO, data: bytes) -> None:
+    """Hand `data` to the operating system; `sync` makes it outlive a power cut."""
+    file.write(data)
+    file.flush()
+
+
+def _save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    """Write the safetensors format tensor by tensor: only strided or remote ones are copied, one at a time."""
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].itemsize, item[0]))  # so that all are aligned
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, tensor in ordered:
+        start, end = end, end + tensor.nbytes
+        header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _, tensor in ordered:
+            plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+            file.write(plain.reshape(-1).view(torch.uint8).numpy().data)
+
+
+def _fsync(descriptor: int) -> None:
+    os.fsync(descriptor)
+
+
+def _rename(source: Path, target: Path) -> None:
+    os.replace(source, target)
+
+
+def sync(file: BinaryIO) -> None:
+    """Wait until all of `file` is on the disk."""
+    _fsync(file.fileno())
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write and sync a new file."""
+    with path.open("wb") as file:
+        write(file, data)
+        sync(file)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write and sync a safetensors file."""
+    try:
+        _save_tensors(path, dict(tensors))
+    except (KeyError, ValueError, RuntimeError, TypeError) as error:
+        raise StoreError(f"{path.name} cannot hold these tensors: {error}.") from error
+    with path.open("rb+") as file:
+        sync(file)
+
+
+def sync_folder(path: Path) -> None:
+    """Wait until the names in a folder are on the disk (Windows does that by itself)."""
+    if os.name != "nt":
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            _fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def move(source: Path, target: Path) -> None:
+    """Give a finished file or folder its name, for good."""
+    _rename(source, target)
+    sync_folder(target.parent)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replace the file `path` by `data`: after a kill it holds either the old bytes or the new ones."""
+    temporary = path.with_name(TEMPORARY + path.name)
+    with explained(f"write {path}"):
+        write_file(temporary, data)
+        move(temporary, path)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder, if there is one."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def cache_folder(name: str) -> Path:
+    """Return where things of a kind are kept that can be made again: in the user's cache folder."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "forkmerge" / name
+
+
+def is_unused(folder: Path) -> bool:
+    """Tell whether there is nothing to protect: no folder, or what a kill while one was made leaves in it."""
+    leftovers = {"lock", f"{TEMPORARY}config.json"}
+    return not folder.exists() or (folder.is_dir() and {item.name for item in folder.iterdir()} <= leftovers)
+
+
+def numbered(place: Path) -> list[Path]:
+    """Return what lies in `place` under a number for its name, in the order of the numbers."""
+    return sorted((item for item in place.glob("*") if item.name.isdecimal()), key=lambda item: int(item.name))
+
+
+def discard(folder: Path) -> None:
+    """Remove `folder`, if there is one, never leaving half of it under its name."""
+    if folder.exists():
+        rubbish = folder.with_name(f"{TEMPORARY}old-{folder.name}")
+        remove(rubbish)
+        _rename(folder, rubbish)
+        remove(rubbish)
+
+
+def fingerprint(path: Path) -> dict[str, JSON]:
+    """Return the sha256 and the size of a file."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return {"sha256": digest.hexdigest(), "bytes": path.stat().st_size}
+
+
+def verify(folder: Path, files: Mapping[str, Mapping[str, JSON]]) -> None:
+    """Raise Damage unless each of `files` has the fingerprint it had when it was written."""
+    for name, expected in files.items():
+        try:
+            found = fingerprint(folder / name)
+        except OSError as error:
+            raise Damage(f"{name}: {_reason(error)}") from error
+        if found["bytes"] != expected["bytes"]:
+            raise Damage(f"{name}: it holds {found['bytes']} bytes, {expected['bytes']} expected")
+        if found != expected:
+            raise Damage(f"{name}: its sha256 has changed")
+
+
+def unseal(path: Path) -> dict[str, Any]:
+    """Read a file whose bytes `seal` made; raise Damage if a single bit differs."""
+    try:
+        text = path.read_bytes()
+        content = json.loads(text)["content"]
+        if seal(content) != text:
+            raise ValueError("it does not match its own checksum")
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise Damage(f"{path.name}: {_reason(error)}") from error
+    return dict(content)
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Read a safetensors file into main memory; nothing refers to the file afterwards.
+
+    The file is mapped, and what was read of it counts as memory until it is closed: so it is opened anew now and then.
+    """
+    tensors: dict[str, Tensor] = {}
+    try:
+        with safe_open(path, framework="pt") as file:
+            names = list(file.keys())
+        while names:
+            with safe_open(path, framework="pt") as file:
+                room = _MAPPED
+                while names and room > 0:
+                    name = names.pop()
+                    tensors[name] = file.get_tensor(name).clone()
+                    room -= tensors[name].nbytes
+        return tensors
+    except (OSError, SafetensorError) as error:
+        raise Damage(f"{path.name}: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def read_versioned(path: Path, version: int, keys: Iterable[str], what: str, remedy: str = "") -> dict[str, Any]:
+    """Return a JSON file that begins with its format's version.
+
+    Args:
+        path: The file.
+        version: The version that can be read.
+        keys: What it must hold besides.
+        what: What the file should be, for the error.
+        remedy: What to delete where it is not, if that helps.
+    """
+    with explained(f"read {path}"):
+        text = path.read_bytes()
+    try:
+        data = json.loads(text)
+        if data["format"] != version:
+            raise StoreError(f"{path} has format {data['format']}, not {version}: use the forkmerge that wrote it.")
+        if lacking := sorted(set(keys) - set(data)):
+            raise KeyError(*lacking)
+    except (ValueError, TypeError, KeyError) as error:
+        hint = f" Delete {remedy} and run again." if remedy else ""
+        raise StoreError(f"{path} is not {what}: {error!r}.{hint}") from None
+    return dict(data)

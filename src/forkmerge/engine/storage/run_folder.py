@@ -1,0 +1,325 @@
+"""One folder per run: resolved config, record, checkpoints, result. Nothing in it is ever unpickled.
+
+    RUN/config.json                     resolved config, written once
+    RUN/record.jsonl                    one JSON object per line, append only
+    RUN/checkpoints/00000012/           state.safetensors, state.json, manifest.json
+    RUN/branches/00000003/              the same three files, only when branches are kept
+    RUN/model.safetensors, result.json  written at the end, result.json last
+    RUN/lock                            locked while a process runs the run
+
+All but the record is written under a name `.tmp-…`, synced, then renamed; `load` removes what a kill leaves.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+from torch import Tensor
+
+from forkmerge.engine.storage import atomic_files
+from forkmerge.engine.storage.atomic_files import TEMPORARY, Damage, explained, write_atomically
+from forkmerge.engine.storage.json_codec import JSON, encode, pack, plain, seal, unpack
+from forkmerge.engine.storage.lock import take_lock, try_lock
+from forkmerge.errors import StoreError, command
+
+__all__ = ["NoStore", "RunFolder", "Store", "list_runs", "status", "write_atomically"]
+
+FORMAT = 1
+CHECKPOINTS_KEPT = 2  # the newest, and the one to fall back on when the newest is damaged
+_TENSORS, _STATE, _MANIFEST = "state.safetensors", "state.json", "manifest.json"
+
+
+class RunFolder:
+    """The folder of one run, made by `RunFolder.create` or `RunFolder.open`.
+
+    Only the holder of the lock may write: opened with `lock=False`, `load` neither cleans up nor cuts the
+    record, so that looking at a running run is harmless.
+
+    Attributes:
+        config: The resolved config, exactly as it was given to `create`.
+        warnings: One line for each damaged checkpoint that `load` passed over.
+    """
+
+    def __init__(self, path: Path, config: dict[str, Any], lock: BinaryIO | None) -> None:
+        self.path = path
+        self.config = config
+        self.warnings: list[str] = []
+        self._lock = lock
+        self._record = None if lock is None else (path / "record.jsonl").open("ab")
+
+    @classmethod
+    def create(cls, path: str | os.PathLike[str], config: Mapping[str, Any]) -> RunFolder:
+        """Make and lock the folder of a new run; a path that holds anything is refused."""
+        path = Path(path)
+        data, tensors = pack(dict(config))
+        if tensors:
+            raise StoreError(f"config.{next(iter(tensors))}: a config cannot hold a tensor.")
+        with explained(f"create the run folder {path}"):
+            if not atomic_files.is_unused(path):
+                advice = f"choose another folder or continue it with `{command(f'resume {path}')}`"
+                raise StoreError(f"{path} exists and is not an empty folder: {advice}.")
+            path.mkdir(parents=True, exist_ok=True)
+            with ExitStack() as release:
+                lock = release.enter_context(take_lock(path))
+                write_atomically(path / "config.json", encode(data, indent=2))
+                atomic_files.sync_folder(path.parent)
+                release.pop_all()
+            return cls(path, unpack(data, {}), lock)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], *, lock: bool = True) -> RunFolder:
+        """Open an existing run: to continue it (`load` comes next) or, with `lock=False`, to look at it."""
+        path = Path(path)
+        config = unpack(_read_json(_config_of(path)), {})
+        with explained(f"open the run folder {path}"):
+            return cls(path, config, take_lock(path) if lock else None)
+
+    def record(self, event: Mapping[str, Any]) -> None:
+        """Append `event` as one line of strict JSON; numbers that are not finite become null (`plain`)."""
+        file, line = self._writable(), encode(plain(event))
+        with explained(f"append to {self.path / 'record.jsonl'}"):
+            atomic_files.write(file, line)
+
+    def save(self, value: Any, index: int) -> None:
+        """Write checkpoint `index`: any nested structure that `pack` accepts.
+
+        Values, shapes and dtypes of tensors are kept; strides and devices are not: `load` returns contiguous
+        tensors in main memory. A checkpoint of the same index is replaced. Afterwards the two newest
+        checkpoints stay and older ones are removed.
+        """
+        places = self.path / "checkpoints"
+        if index < (newest := max((int(folder.name) for folder in atomic_files.numbered(places)), default=0)):
+            raise StoreError(f"checkpoint {index} is older than the newest, {newest}: call load() first.")
+        self._write_state(places / f"{index:08d}", value)
+        self._prune()
+
+    def load(self) -> Any | None:
+        """Return the value of the newest undamaged checkpoint, or None, and make the folder match it.
+
+        The record is cut back to where it was at that checkpoint. A damaged checkpoint is named in `warnings`
+        and renamed to, say, `00000012.damaged`, in place of an older folder of that name.
+        """
+        record, value, offset = self.path / "record.jsonl", None, 0
+        with explained(f"continue from {self.path}"):
+            folders = atomic_files.numbered(self.path / "checkpoints")
+            size = record.stat().st_size if record.exists() else 0
+            for folder in reversed(folders):
+                try:
+                    value, offset = _read_state(folder, size)
+                    break
+                except Damage as damage:
+                    self.warnings.append(f"skipped the damaged checkpoint {folder}: {damage}")
+                    if self._record is not None:
+                        aside = folder.with_name(f"{folder.name}.damaged")
+                        atomic_files.remove(aside)
+                        atomic_files.move(folder, aside)
+            if self._record is not None:
+                for item in (*self.path.glob(f"{TEMPORARY}*"), *self.path.glob(f"*/{TEMPORARY}*")):
+                    atomic_files.remove(item)
+                self._prune()
+                self._record.truncate(offset)
+                atomic_files.sync(self._record)
+        return value
+
+    def keep_branches(self, value: Any, index: int) -> None:
+        """Keep `value`, the branches of round `index`, for later questions; it is never pruned."""
+        self._write_state(self.path / "branches" / f"{index:08d}", value)
+
+    def load_branches(self, index: int) -> Any:
+        """Return what `keep_branches` kept for round `index`, verified."""
+        folder = self.path / "branches" / f"{index:08d}"
+        if not folder.is_dir():
+            kept = ", ".join(str(int(item.name)) for item in atomic_files.numbered(folder.parent)) or "none"
+            raise StoreError(f"{self.path} keeps no branches of round {index}. Kept rounds: {kept}.")
+        try:
+            return _read_state(folder)[0]
+        except Damage as damage:
+            raise StoreError(f"the branches in {folder} are damaged: {damage}.") from damage
+
+    def finish(self, result: Mapping[str, Any], model_tensors: Mapping[str, Tensor]) -> None:
+        """Write the model and then the result, whose presence means that the run is finished."""
+        record, data, model = self._writable(), plain(result), self.path / "model.safetensors"
+        temporary = model.with_name(TEMPORARY + model.name)
+        with explained(f"write {model}"):
+            atomic_files.sync(record)
+            (self.path / "result.json").unlink(missing_ok=True)
+            atomic_files.write_tensors(temporary, model_tensors)
+            files: dict[str, JSON] = {model.name: atomic_files.fingerprint(temporary)}
+            atomic_files.move(temporary, model)
+        write_atomically(self.path / "result.json", encode({"format": FORMAT, "files": files, "result": data}, 2))
+
+    def result(self) -> dict[str, Any] | None:
+        """Return what `finish` was given, in `plain` form, or None while the run is not finished."""
+        path = self.path / "result.json"
+        return dict(_read_json(path)["result"]) if path.exists() else None
+
+    def model_tensors(self) -> dict[str, Tensor]:
+        """Return the model of a finished run, verified against the checksum in result.json."""
+        path = self.path / "result.json"
+        if not path.exists():
+            raise StoreError(f"{self.path} is not finished: continue it with `{command(f'resume {self.path}')}`.")
+        try:
+            atomic_files.verify(self.path, _read_json(path)["files"])
+            return atomic_files.read_tensors(self.path / "model.safetensors")
+        except Damage as damage:
+            raise StoreError(f"the model in {self.path} is damaged: {damage}.") from damage
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """Yield the recorded events, without a last line torn by a kill."""
+        path = self.path / "record.jsonl"
+        with explained(f"read {path}"), path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if line.endswith(b"\n"):
+                    yield _parse(line, f"line {number} of {path}")
+
+    def close(self) -> None:
+        """Release the lock; a second call does nothing."""
+        record, lock, self._record, self._lock = self._record, self._lock, None, None
+        if record is not None and lock is not None:
+            with lock, explained(f"close {self.path}"), record:
+                try_lock(lock, "LOCK_UN")  # closing is not enough while a forked worker holds a copy
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _prune(self) -> None:
+        for folder in atomic_files.numbered(self.path / "checkpoints")[:-CHECKPOINTS_KEPT]:
+            atomic_files.discard(folder)
+
+    def _writable(self) -> BinaryIO:
+        if self._record is None:
+            raise StoreError(f"{self.path} was closed or opened for reading only: open it with lock=True.")
+        return self._record
+
+    def _write_state(self, folder: Path, value: Any) -> None:
+        """Write the three files of `folder`, the manifest last, and only then give it its name."""
+        record, (data, tensors) = self._writable(), pack(value)
+        temporary = folder.with_name(TEMPORARY + folder.name)
+        with explained(f"write {folder}"):
+            atomic_files.sync(record)
+            atomic_files.remove(temporary)
+            temporary.mkdir(parents=True)
+            try:
+                atomic_files.write_tensors(temporary / _TENSORS, tensors)
+                atomic_files.write_file(temporary / _STATE, encode(data))
+                names = (_TENSORS, _STATE)
+                files: dict[str, JSON] = {name: atomic_files.fingerprint(temporary / name) for name in names}
+                offset = os.fstat(record.fileno()).st_size
+                manifest = seal({"format": FORMAT, "record_offset": offset, "files": files})
+                atomic_files.write_file(temporary / _MANIFEST, manifest)
+                atomic_files.sync_folder(temporary)
+                atomic_files.discard(folder)
+                atomic_files.move(temporary, folder)
+            except Exception:  # a full disk must not stay full
+                atomic_files.remove(temporary)
+                raise
+            atomic_files.sync_folder(self.path)
+
+
+class NoStore:
+    """The store of a run that keeps nothing: the methods of `RunFolder`, without a folder."""
+
+    path: Path | None = None
+    warnings: tuple[str, ...] = ()
+
+    def record(self, event: Mapping[str, Any]) -> None:
+        """Forget the event."""
+
+    def save(self, value: Any, index: int) -> None:
+        """Forget the checkpoint."""
+
+    def load(self) -> Any | None:
+        """Find no checkpoint."""
+        return None
+
+    def keep_branches(self, value: Any, index: int) -> None:
+        """Forget the branches."""
+
+    def load_branches(self, index: int) -> Any:
+        """Say that there are none."""
+        raise StoreError(f"the branches of round {index} were not kept: give the run a folder.")
+
+    def finish(self, result: Mapping[str, Any], model_tensors: Mapping[str, Tensor]) -> None:
+        """Forget the result."""
+
+    def result(self) -> dict[str, Any] | None:
+        """Find no result."""
+        return None
+
+    def model_tensors(self) -> dict[str, Tensor]:
+        """Say that there is no model."""
+        raise StoreError("the model was not kept: give the run a folder.")
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """Yield nothing."""
+        return iter(())
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    def __enter__(self) -> NoStore:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+Store = RunFolder | NoStore
+
+
+def status(path: str | os.PathLike[str]) -> Literal["finished", "running", "interrupted"]:
+    """Say how the run in `path` stands; "running" means that some process holds its lock."""
+    lock = _config_of(Path(path)).with_name("lock")
+    if lock.with_name("result.json").is_file():
+        return "finished"
+    if not lock.exists():
+        return "interrupted"
+    with explained(f"read {lock}"), lock.open("rb") as file:
+        return "interrupted" if try_lock(file, "LOCK_SH") else "running"
+
+
+def list_runs(folder: str | os.PathLike[str]) -> list[Path]:
+    """List `folder` itself and the folders one and two levels inside it that hold a run, sorted."""
+    found = (path.parent for depth in ("", "*/", "*/*/") for path in Path(folder).glob(f"{depth}record.jsonl"))
+    return sorted(run for run in found if (run / "config.json").is_file())
+
+
+def _read_state(folder: Path, record_size: float = math.inf) -> tuple[Any, int]:
+    """Return the verified value in `folder` and the size the record had when it was written."""
+    manifest = atomic_files.unseal(folder / _MANIFEST)
+    if (found := manifest["format"]) != FORMAT:
+        raise StoreError(f"{folder} has format {found}, not {FORMAT}: use the forkmerge that wrote it.")
+    atomic_files.verify(folder, manifest["files"])
+    offset = int(manifest["record_offset"])
+    if record_size < offset:
+        raise Damage(f"record.jsonl: it holds {record_size} bytes, {offset} expected")
+    return unpack(_read_json(folder / _STATE), atomic_files.read_tensors(folder / _TENSORS)), offset
+
+
+def _read_json(path: Path) -> Any:
+    with explained(f"read {path}"):
+        return _parse(path.read_bytes(), str(path))
+
+
+def _parse(data: bytes, name: str) -> Any:
+    try:
+        return json.loads(data)
+    except ValueError as error:
+        raise StoreError(f"{name} is not JSON: {error}.") from error
+
+
+def _config_of(run: Path) -> Path:
+    if not (run / "config.json").is_file():
+        if (run / "plan.json").is_file():
+            raise StoreError(f"{run} is a comparison: `{command(f'compare {run}')}` shows it.")
+        raise StoreError(f"{run} is not a run folder: it holds no config.json.")
+    return run / "config.json"

@@ -1,0 +1,1 @@
+"""One branch: its options, its state, its steps."""

@@ -1,0 +1,116 @@
+"""The one training loop of the library."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from forkmerge.engine.training.model_binding import ModelBinding
+from forkmerge.engine.training.options import Mixture, Training
+from forkmerge.engine.training.state import State
+from forkmerge.engine.training.step_loop import StepLoop
+from forkmerge.problem.definition import Problem
+from forkmerge.problem.randomness import derive, random_state_kept
+
+
+@dataclass
+class BranchResult:
+    """What a segment of training gives back.
+
+    Args:
+        state: The branch after the segment (the state passed in, changed in place).
+        losses: Mean unweighted loss per task over the segment's batches that had one.
+        sums: Their exact sums, to which those of other segments can be added.
+        counts: How many batches had one, per task.
+        seconds: Wall time.
+        untouched: Trainable parameters that got no gradient in the segment's first step.
+        reports: How often a task's gradient was "zero" or "not finite" under a gradient method, by task.
+    """
+
+    state: State
+    losses: dict[str, float]
+    sums: dict[str, list[float]]
+    counts: dict[str, int]
+    seconds: float
+    untouched: list[str] = field(default_factory=list)
+    reports: dict[str, dict[str, int]] = field(default_factory=dict)
+
+
+def train_branch(
+    binding: ModelBinding,
+    problem: Problem,
+    mixture: Mixture,
+    state: State,
+    *,
+    steps: int,
+    training: Training,
+    seed: int,
+) -> BranchResult:
+    """Train one branch for `steps` steps, from the state's global step on, changing the state in place.
+
+    θ ← θ − η Σ_k ν_k g_k(θ), with the optimizer's rule in place of plain descent (Alg. 2, line 8). The bits do not
+    depend on how a stretch of steps is cut into segments, on the loader's workers or on other branches.
+
+    Under a method that weighs losses, nothing is read back in a step. If something turns out not to be finite at the
+    end, the segment is done again from a copy of its start, and every step leaves out the tasks that spoil it.
+
+    Args:
+        binding: The module and optimizer to work with.
+        problem: Where batches and losses come from.
+        mixture: The branch's task weights.
+        state: The branch.
+        steps: Steps to do.
+        training: Options common to all branches.
+        seed: The run's seed.
+    """
+    started = time.perf_counter()
+    hopeful = training.weighs_losses and len(mixture.active(problem.tasks)) > 1 and mixture.name not in binding.suspects
+    before = state.clone() if hopeful else None
+
+    def train(careful: bool) -> StepLoop:
+        return _train(binding, problem, mixture, state, range(state.step, state.step + steps), training, seed, careful)
+
+    loop = None
+    try:
+        loop = train(before is None)
+    except Exception:
+        if before is None or state.is_finite(optimizer=True):
+            raise
+    if before is not None and (loop is None or not loop.is_finite or not state.is_finite(optimizer=True)):
+        state.restore(before)
+        binding.suspects.add(mixture.name)
+        loop = train(careful=True)
+    assert loop is not None
+    if not loop.reports:
+        binding.suspects.discard(mixture.name)
+    state.step += steps
+    return BranchResult(
+        state,
+        losses=loop.mean_losses,
+        sums=loop.loss_sums,
+        counts={task: len(losses) for task, losses in loop.losses.items()},
+        seconds=time.perf_counter() - started,
+        untouched=loop.untouched,
+        reports=loop.reports,
+    )
+
+
+def _train(
+    binding: ModelBinding,
+    problem: Problem,
+    mixture: Mixture,
+    state: State,
+    steps: range,
+    training: Training,
+    seed: int,
+    careful: bool,
+) -> StepLoop:
+    order_seed = seed if training.paired else derive(seed, "branch", mixture.name)
+    loop = StepLoop(binding, problem, mixture, training, order_seed, steps, state.method, careful=careful)
+    binding.attach(state)
+    binding.model.train()
+    with random_state_kept():
+        loop.run()
+    binding.drop_gradients()
+    binding.capture(state)
+    return loop

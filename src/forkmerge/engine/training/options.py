@@ -1,0 +1,130 @@
+"""The options of a branch: its task weights, and how every branch of a run is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+import torch
+
+from forkmerge.engine.training.memory_format import suits_channels_last, to_channels_last
+from forkmerge.engine.training.model_binding import ModelBinding, OptimizerFactory, SchedulerFactory
+from forkmerge.engine.training.optimizers import SchedulerOf
+from forkmerge.engine.training.torch_compile import backend_of, install
+from forkmerge.errors import ProblemError, check_name
+from forkmerge.methods.base import LossMethod, Method
+from forkmerge.problem.scoring import device_of
+
+Precision = Literal["float32", "bfloat16", "float16"]
+
+
+Statistics = Literal["all", "target"]
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """The plan of a branch: its name and its task-weighting vector ν.
+
+    Args:
+        name: How records and reports call the branch.
+        task_weights: `{task: weight}`; a task left out has weight 0 and costs nothing.
+    """
+
+    name: str
+    task_weights: Mapping[str, float]
+
+    def __post_init__(self) -> None:
+        check_name("branch", self.name)
+        object.__setattr__(self, "task_weights", dict(self.task_weights))
+
+    def active(self, tasks: Sequence[str]) -> list[str]:
+        """The tasks, out of the given ones, whose weight is not 0."""
+        return [task for task in tasks if self.task_weights.get(task, 0.0) > 0]
+
+
+@dataclass(frozen=True)
+class Training:
+    """How every branch of a run is trained.
+
+    Args:
+        optimizer: Makes the optimizer from the model.
+        scheduler: Makes a scheduler from the optimizer; it runs on the global step.
+        clip_norm: Largest gradient norm, over all parameters; None does not clip.
+        accumulate: Micro-batches per step; the step's gradient is their mean.
+        precision: "float32", or autocast to "bfloat16" or "float16" (the latter with a gradient scaler).
+        channels_last: Keep convolution weights in channels-last memory format; None decides by rule.
+        compile: Whether forward passes are compiled by `torch.compile`: True, or the name of a backend.
+        loader_workers: Processes that read examples; the run's bits do not depend on it.
+        paired: Whether branches see the same batches (True), or each its own.
+        method: How the tasks of a branch are combined; None sums their weighted losses. A branch with one task
+            needs none.
+        gradients: Where gradient methods compare tasks: at the shared "parameters", or, approximately and cheaper,
+            at the declared "representation".
+        statistics: Whose batches move BatchNorm's running statistics: those of "all" streams, or only those of streams
+            that serve the "target", which is measured with them; layers that the target does not pass, and branches
+            without it, follow all. It makes no difference where one stream serves all tasks.
+    """
+
+    optimizer: OptimizerFactory
+    scheduler: SchedulerFactory | None = None
+    clip_norm: float | None = None
+    accumulate: int = 1
+    precision: Precision = "float32"
+    channels_last: bool | None = None
+    compile: bool | str = False
+    loader_workers: int = 0
+    paired: bool = True
+    method: Method | None = None
+    gradients: Literal["parameters", "representation"] = "parameters"
+    statistics: Statistics = "all"
+
+    def __post_init__(self) -> None:
+        if not callable(self.optimizer):
+            raise ProblemError(
+                f"optimizer must be a function of the model that returns an optimizer, such as "
+                f"OptimizerOf('Adam', lr=1e-3), got {self.optimizer!r}."
+            )
+        if self.precision not in ("float32", "bfloat16", "float16"):
+            raise ProblemError(f"precision must be float32, bfloat16 or float16, got {self.precision!r}.")
+        if not isinstance(self.accumulate, int) or self.accumulate < 1:
+            raise ProblemError(f"accumulate must be a positive integer, got {self.accumulate!r}.")
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise ProblemError(f"clip_norm must be positive, got {self.clip_norm!r}.")
+        if self.channels_last not in (None, True, False):
+            raise ProblemError(f"channels_last must be True, False or None (by rule), got {self.channels_last!r}.")
+        if self.compile:
+            backend_of(self.compile)
+        if not isinstance(self.loader_workers, int) or self.loader_workers < 0:
+            raise ProblemError(f"loader_workers must be an integer ≥ 0, got {self.loader_workers!r}.")
+        if self.gradients not in ("parameters", "representation"):
+            raise ProblemError(f"gradients must be 'parameters' or 'representation', got {self.gradients!r}.")
+        if self.statistics not in get_args(Statistics):
+            raise ProblemError(f"statistics must be 'all' or 'target', got {self.statistics!r}.")
+        if self.gradients == "representation" and self.accumulate > 1:
+            raise ProblemError("gradients='representation' combines one micro-batch per step: use accumulate=1.")
+
+    def over(self, steps: int) -> Training:
+        """Return the same for a run of so many steps: a schedule may be given in shares of them."""
+        return replace(self, scheduler=self.scheduler.over(steps)) if isinstance(self.scheduler, SchedulerOf) else self
+
+    def binding(self, model: torch.nn.Module) -> ModelBinding:
+        """Return the workbench that trains `model` this way."""
+        if suits_channels_last(model, self.precision) if self.channels_last is None else self.channels_last:
+            to_channels_last(model)
+        if self.compile:
+            install(model, self.compile)
+        scaler = torch.amp.GradScaler(device_of(model).type, enabled=self.precision == "float16")
+        return ModelBinding(model, self.optimizer, self.scheduler, scaler)
+
+    @property
+    def weighs_losses(self) -> bool:
+        """Whether branches are trained by a method that sees losses only."""
+        return isinstance(self.method, LossMethod)
+
+    def autocast(self, device: torch.device) -> AbstractContextManager[Any]:
+        """Return the context a forward pass runs in."""
+        if self.precision == "float32":
+            return nullcontext()
+        return torch.autocast(device.type, dtype=getattr(torch, self.precision))

@@ -1,0 +1,266 @@
+"""The steps of one segment: losses, their combination, the optimizer's step."""
+
+from __future__ import annotations
+
+import math
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from forkmerge.engine.training.batchnorm import BatchNorm, moved_norms, untracked
+from forkmerge.engine.training.combine_tasks import TaskCombiner
+from forkmerge.engine.training.method_context import MethodContext, Reading
+from forkmerge.engine.training.model_binding import ModelBinding
+from forkmerge.engine.training.task_gradients import TaskLoss
+from forkmerge.methods.base import LossMethod, MethodState, Setup, has_hook
+from forkmerge.problem.batches import Batches, batches
+from forkmerge.problem.definition import Context, Problem, Stream
+from forkmerge.problem.exact_sum import add_exactly, rounded
+from forkmerge.problem.example_order import pick_task
+from forkmerge.problem.randomness import derive, set_random_state
+from forkmerge.problem.scoring import device_of
+
+if TYPE_CHECKING:
+    from forkmerge.engine.training.options import Mixture, Training
+
+
+class StepLoop:
+    """The steps of one segment of one branch.
+
+    Args:
+        binding: The module and optimizer, with the branch's state attached.
+        problem: Where batches and losses come from.
+        mixture: The branch's task weights.
+        training: Options common to all branches.
+        seed: Of the order of examples and all randomness.
+        steps: The global steps to do.
+        method_state: The method's state, changed in place; empty before the first step.
+        careful: Whether a loss method's steps are looked at one by one, for tasks that are not finite.
+    """
+
+    def __init__(
+        self,
+        binding: ModelBinding,
+        problem: Problem,
+        mixture: Mixture,
+        training: Training,
+        seed: int,
+        steps: range,
+        method_state: MethodState,
+        *,
+        careful: bool = True,
+    ) -> None:
+        self.binding, self.problem, self.mixture = binding, problem, mixture
+        self.training, self.seed, self.steps = training, seed, steps
+        self.device = device_of(binding.model)
+        self.losses: dict[str, list[Tensor]] = {}
+        self.untouched: list[str] = []
+        active = tuple(mixture.active(problem.tasks))
+        self.method = training.method if len(active) > 1 else None
+        self.streams = self._streams(active)
+        self.setup = Setup(
+            active, active.index(problem.target) if problem.target in active else None, self._epoch(), self.device
+        )
+        self.combiner: TaskCombiner | None = None
+        if self.method is not None:
+            self.combiner = TaskCombiner(
+                self.method, self.setup, binding, training, seed, method_state, careful=careful
+            )
+        self._cuts = self.method is not None and not isinstance(self.method, LossMethod)
+        hooks = (getattr(module, "after_optimizer_step", None) for module in binding.model.modules())
+        self._after_optimizer_step = [hook for hook in hooks if callable(hook)]
+        self.last_batches: list[Reading] = []
+        self._norms: list[BatchNorm] = []  # layers that the target's batches pass, where they alone move statistics
+
+    def run(self) -> None:
+        """Do the steps."""
+        plan = [self._tasks_of(step) for step in self.steps]
+        if self.training.statistics == "target" and self.problem.target in self.setup.tasks:
+            self._norms = self._target_norms()
+        with ExitStack() as stack:  # threads that read ahead end with the segment, whatever ends it
+            feeds = {
+                name: stack.enter_context(closing(self._feed(name, stream, plan)))
+                for name, stream in self.streams.items()
+            }
+            self._steps(feeds, plan)
+
+    def _steps(self, feeds: dict[str, Batches], plan: list[tuple[str, ...]]) -> None:
+        for step, weights in zip(self.steps, plan, strict=True):
+            self.binding.optimizer.zero_grad(set_to_none=True)
+            if self.combiner is None:
+                has_loss = self._backward_plain(feeds, weights, step)
+            else:
+                has_loss = self._backward_with_method(self.combiner, feeds, weights, step)
+            if step == self.steps.start:
+                self.untouched = self._without_gradient()
+            self._update(has_loss)
+            if self.combiner is not None and has_hook(self.combiner.method, "after_step"):
+                self.combiner.method.after_step(MethodContext(self, step), self.combiner.own)
+
+    @property
+    def reports(self) -> dict[str, dict[str, int]]:
+        """How often a task's gradient was odd, by what was odd and by task."""
+        return {} if self.combiner is None else self.combiner.reports
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether every mean loss is a finite number."""
+        return all(map(math.isfinite, self.mean_losses.values()))
+
+    @property
+    def mean_losses(self) -> dict[str, float]:
+        """The mean loss of every task over the segment, once it is over."""
+        return {task: rounded(parts) / len(self.losses[task]) for task, parts in self.loss_sums.items()}
+
+    @cached_property
+    def loss_sums(self) -> dict[str, list[float]]:
+        """The exact sum of every task's losses, once the segment is over: the only read-back of plain training."""
+        return {task: add_exactly([], torch.stack(losses).float().tolist()) for task, losses in self.losses.items()}
+
+    def losses_of(
+        self, name: str, batch: Any, tasks: list[str], step: int, seed: int, *, cut: bool = False
+    ) -> list[TaskLoss]:
+        """Compute a stream's losses on a batch, under the random state of `seed`; cut at declared representations."""
+        stream = self.problem.stream_map[name]
+        set_random_state(seed)
+        cuts: list[tuple[Tensor, Tensor]] | None = [] if cut else None
+        with self.training.autocast(self.device):
+            found = stream.losses(self.binding.model, batch, tasks, Context(step, seed, cuts))
+            result = []
+            for task in tasks:
+                loss = found.get(task)
+                if loss is None:
+                    continue
+                factor = self.mixture_weight(task) / self.training.accumulate
+                result.append(TaskLoss(task, loss, loss if factor == 1 else loss * factor, name, cuts or []))
+        return result
+
+    def _target_norms(self) -> list[BatchNorm]:
+        """The layers that the target's batches pass: those of an auxiliary's own head follow the auxiliary."""
+        if self.binding.target_norms is None:
+            self.binding.target_norms = moved_norms(self.binding.model, self._pass_of_target)
+        return self.binding.target_norms
+
+    def _pass_of_target(self) -> None:
+        target = self.problem.target
+        for name, stream in self.problem.stream_map.items():
+            if target in stream.tasks:
+                with closing(batches(name, stream, [0], self.seed, self.device)) as feed:
+                    self.losses_of(name, next(feed), [target], 0, derive(self.seed, name, "forward", 0))
+
+    def mixture_weight(self, task: str) -> float:
+        """ν of a task; a sampled step has weight 1."""
+        if self.problem.weights == "sampling" and self.method is None:
+            return 1.0
+        return float(self.mixture.task_weights[task])
+
+    def _streams(self, active: tuple[str, ...]) -> dict[str, Stream]:
+        """What a step reads; where steps are shared out, a method has an equal part of a batch from every stream."""
+        streams = self.problem.stream_map
+        if self.problem.weights == "loss" or self.method is None:
+            return streams
+        count = sum(any(task in active for task in stream.tasks) for stream in streams.values())
+        return {name: replace(each, batch_size=max(each.batch_size // count, 1)) for name, each in streams.items()}
+
+    def _epoch(self) -> int:
+        """Steps of one pass over the target's training data."""
+        sizes = [
+            len(stream.dataset) / stream.batch_size  # type: ignore[arg-type]  # checked by Problem
+            for stream in self.streams.values()
+            if self.problem.target in stream.tasks
+        ]
+        return max(int(np.ceil(max(sizes) / self.training.accumulate)), 1)
+
+    def _tasks_of(self, step: int) -> tuple[str, ...]:
+        """The tasks a step trains on; a method always combines all of them."""
+        active = self.setup.tasks
+        if self.problem.weights == "loss" or self.method is not None:
+            return active
+        weights = [float(self.mixture.task_weights[task]) for task in active]
+        return (pick_task(active, weights, self.seed, step),)
+
+    def _feed(self, name: str, stream: Stream, plan: list[tuple[str, ...]]) -> Batches:
+        accumulate = self.training.accumulate
+        positions = [
+            step * accumulate + micro
+            for step, tasks in zip(self.steps, plan, strict=True)
+            if any(task in tasks for task in stream.tasks)
+            for micro in range(accumulate)
+        ]
+        workers = self.training.loader_workers if positions else 0
+        return batches(name, stream, positions, self.seed, self.device, workers=workers)
+
+    def _read(self, feeds: dict[str, Batches], tasks: tuple[str, ...], step: int, micro: int) -> list[Reading]:
+        """Read one micro-batch of every stream that serves one of the tasks."""
+        position = step * self.training.accumulate + micro
+        return [
+            (name, next(feeds[name]), derive(self.seed, name, "forward", position))
+            for name, stream in self.problem.stream_map.items()
+            if any(task in tasks for task in stream.tasks)
+        ]
+
+    def _forward(self, readings: list[Reading], tasks: tuple[str, ...], step: int) -> list[TaskLoss]:
+        """The losses of one micro-batch over all streams; remembers them for the means."""
+        result: list[TaskLoss] = []
+        for name, batch, seed in readings:
+            served = self.problem.stream_map[name].tasks
+            asked = [task for task in served if task in tasks]
+            with untracked(() if self.problem.target in served else self._norms):
+                result += self.losses_of(name, batch, asked, step, seed, cut=self._cuts)
+        totals: dict[str, Tensor] = {}
+        for item in result:
+            raw = item.raw.detach()
+            totals[item.task] = totals[item.task] + raw if item.task in totals else raw
+        for task, total in totals.items():
+            self.losses.setdefault(task, []).append(total)
+        return result
+
+    def _backward_plain(self, feeds: dict[str, Batches], tasks: tuple[str, ...], step: int) -> bool:
+        """Differentiate the sum of the weighted losses; False if there was no label for any task."""
+        has_loss = False
+        for micro in range(self.training.accumulate):
+            losses = self._forward(self._read(feeds, tasks, step, micro), tasks, step)
+            if losses:
+                total = losses[0].scaled
+                for item in losses[1:]:
+                    total = total + item.scaled
+                self.binding.scaler.scale(total).backward()
+                has_loss = True
+        return has_loss
+
+    def _backward_with_method(
+        self, combiner: TaskCombiner, feeds: dict[str, Batches], tasks: tuple[str, ...], step: int
+    ) -> bool:
+        """Let the method combine the tasks; False if there was no label for any of them."""
+        readings = [self._read(feeds, tasks, step, micro) for micro in range(self.training.accumulate)]
+        self.last_batches = [reading for part in readings for reading in part]
+        probe = MethodContext(self, step)
+        if has_hook(combiner.method, "before_step"):
+            combiner.method.before_step(probe, combiner.own)
+        micros = [self._forward(part, tasks, step) for part in readings]
+        if not any(micros):
+            return False
+        combiner.backward(micros, step, probe)
+        return any(p.grad is not None for p in self.binding.layout.parameters)
+
+    def _update(self, has_loss: bool) -> None:
+        optimizer, scaler = self.binding.optimizer, self.binding.scaler
+        if has_loss and self.training.clip_norm is not None:
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(self.binding.layout.parameters, self.training.clip_norm)
+        if has_loss or not scaler.is_enabled():  # an enabled scaler refuses a step without gradients
+            scaler.step(optimizer)
+            scaler.update()
+        for hook in self._after_optimizer_step:
+            hook()
+        if self.binding.scheduler is not None:
+            self.binding.scheduler.step()
+
+    def _without_gradient(self) -> list[str]:
+        pairs = zip(self.binding.layout.places, self.binding.layout.parameters, strict=True)
+        return [place.name for place, parameter in pairs if parameter.grad is None]

@@ -1,0 +1,118 @@
+"""What `forkmerge compare` is told: the [compare] table of a recipe file, and options that override it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from forkmerge.errors import ConfigError, unknown_name
+from forkmerge.experiments.option_syntax import split_words
+
+
+@dataclass(frozen=True)
+class CompareOptions:
+    """The options of a comparison.
+
+    Args:
+        methods: Words, with their options.
+        targets: Target tasks, or "all"; None for the recipe's own.
+        seeds: The seeds.
+        tune: `{option: values}`.
+        tune_seeds: How many of the seeds the choice is made with.
+        equal_labels: Whether all methods finally train on training ∪ validation data.
+        equal_compute: Whether to add what the compute of ForkMerge would have bought otherwise.
+        workers: Processes.
+    """
+
+    methods: tuple[str, ...] = ("paper",)
+    targets: tuple[str, ...] | None = None
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    tune: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    tune_seeds: int = 1
+    equal_labels: bool = False
+    equal_compute: bool = False
+    workers: int = 2
+
+
+KEYS = tuple(item.name for item in fields(CompareOptions))
+
+
+def check_table(table: Any) -> dict[str, Any]:
+    """Return a [compare] table, refusing keys that it does not have."""
+    if not isinstance(table, Mapping):
+        raise ConfigError(f"[compare] must be a table, got {table!r}.")
+    for key in table:
+        if key not in KEYS:
+            raise ConfigError("[compare]: " + unknown_name("key", key, KEYS))
+    return dict(table)
+
+
+def options_from(table: Any, **given: Any) -> CompareOptions:
+    """Return the options of a [compare] table; those given that are not None take the place of the table's.
+
+    Example:
+        >>> options_from({"methods": ["stl", "forkmerge[interval=5]"], "seeds": 3}, seeds=2).seeds
+        (0, 1)
+    """
+    chosen = {**check_table(table), **{key: value for key, value in given.items() if value is not None}}
+    made: dict[str, Any] = {}
+    for key, value in chosen.items():
+        if key in ("methods", "targets"):
+            made[key] = _words(key, value)
+        elif key == "seeds":
+            made[key] = _seeds(value)
+        elif key == "tune":
+            made[key] = _tune(value)
+        elif key in ("equal_labels", "equal_compute"):
+            if not isinstance(value, bool):
+                raise ConfigError(f"[compare] {key} must be true or false, got {value!r}.")
+            made[key] = value
+        else:
+            made[key] = _count(key, value)
+    options = CompareOptions(**made)
+    if options.tune_seeds > len(options.seeds):
+        count = len(options.seeds)
+        raise ConfigError(f"tune_seeds must be from 1 to the number of seeds, {count}, got {options.tune_seeds}.")
+    return options
+
+
+def _words(key: str, value: Any) -> tuple[str, ...]:
+    parts = [value] if isinstance(value, str) else value
+    if not isinstance(parts, Sequence) or not all(isinstance(part, str) for part in parts):
+        raise ConfigError(f"[compare] {key} must be a string or a list of strings, got {value!r}.")
+    words = [word for part in parts for word in (split_words(part) if key == "methods" else part.split(","))]
+    found = tuple(dict.fromkeys(word.strip() for word in words if word.strip()))
+    if not found:
+        example = "--methods stl,ew,forkmerge" if key == "methods" else "--targets all"
+        raise ConfigError(f"--{key} names no {'method' if key == 'methods' else 'task'}: write e.g. {example}.")
+    return found
+
+
+def _seeds(value: Any) -> tuple[int, ...]:
+    if _is_count(value, 1):
+        return tuple(range(value))
+    if isinstance(value, Sequence) and value and all(_is_count(seed, 0) for seed in value):
+        return tuple(dict.fromkeys(value))
+    raise ConfigError(f"a comparison needs at least one seed: seeds is how many or a list of them, got {value!r}.")
+
+
+def _tune(value: Any) -> dict[str, list[Any]]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(
+            f"[compare] tune must be a table of lists, e.g. tune = {{lr = [0.003, 0.01]}}, got {value!r}."
+        )
+    for key, values in value.items():
+        if not isinstance(values, Sequence) or isinstance(values, str) or not values:
+            raise ConfigError(f"--tune {key} has no values: write e.g. --tune lr=0.003,0.01,0.03.")
+    return {key: list(values) for key, values in value.items()}
+
+
+def _count(key: str, value: Any) -> int:
+    if not _is_count(value, 1):
+        raise ConfigError(f"{key} must be a positive integer, got {value!r}.")
+    return int(value)
+
+
+def _is_count(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least

@@ -1,0 +1,294 @@
+"""The methods that `forkmerge compare` can compare: from a word to an algorithm for a recipe."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
+
+from forkmerge.algorithms import Algorithm, ForkMerge, Joint, PostTrain, SingleTask, WeightGrid
+from forkmerge.algorithms.equal_compute import AveragedSingleTask, BestOf, Scaled
+from forkmerge.algorithms.mixtures import Mixed, Mixtures, PerAuxiliary
+from forkmerge.algorithms.settings import Settings
+from forkmerge.engine.merging.searches import Fixed, Search, fitting
+from forkmerge.errors import ConfigError, ForkMergeError, unknown_name
+from forkmerge.experiments.option_syntax import show_options, split_options, split_words
+from forkmerge.experiments.recipe import Recipe
+from forkmerge.methods import METHODS, method_from
+from forkmerge.problem.definition import Problem
+
+BASELINE = "stl"
+PAPER = (
+    *("stl", "ew", "uw", "dwa", "mgda", "gradnorm", "pcgrad", "imtl", "cagrad", "nashmtl"),
+    *("gcs", "ol_aux", "arml", "autolambda", "posttrain", "forkmerge"),
+)
+"""The sixteen methods of the paper's main tables."""
+
+_OURS = ("grid", "posttrain", "forkmerge", "forkmerge-aux", "forkmerge-uniform")
+_LABELS = {
+    "stl": "STL",
+    "ew": "EW",
+    "posttrain": "PostTrain",
+    "grid": "WeightGrid",
+    "recipe": "recipe",
+    "forkmerge": "ForkMerge",
+    "forkmerge-aux": "ForkMerge-aux",
+    "forkmerge-uniform": "ForkMerge, uniform",
+    "forkmerge-aux-uniform": "ForkMerge-aux, uniform",
+}
+ABOUT = {
+    "stl": "single-task training, which everything is compared with",
+    "ew": "all tasks, equal weights",
+    "posttrain": "all tasks first, then the target alone",
+    "grid": "the best of a grid over fixed task weights",
+    "forkmerge": "two branches: the target alone, and with all auxiliaries",
+    "forkmerge-aux": "one branch per auxiliary, and the target alone",
+    "forkmerge-uniform": "the branches of forkmerge, merged with equal coefficients",
+    "forkmerge-aux-uniform": "the branches of forkmerge-aux, merged with equal coefficients",
+    "recipe": "the recipe's own algorithm",
+    "stl-best:N": "single-task training N times, the best on validation",
+    "posttrain-best:N": "Post-train N times, the best on validation",
+    "stl-average:N": "single-task training N times, the weights averaged",
+}
+_BRANCHES: dict[str, Callable[[], Mixtures]] = {"forkmerge": Mixed, "forkmerge-aux": PerAuxiliary}
+_COUNTED = re.compile(r"(stl-best|posttrain-best|stl-average):([1-9]\d*)")
+_WITH_METHOD = ("forkmerge", "forkmerge-aux", "forkmerge-uniform", "forkmerge-aux-uniform", "posttrain", "grid")
+
+
+@dataclass(frozen=True)
+class ComparedMethod:
+    """A method in a comparison.
+
+    Args:
+        word: What the user types, in its canonical form.
+        label: How tables call it.
+        base: The kind of whole run.
+        method: How tasks are combined inside it, by name.
+        count: The number of runs, where there are several.
+        options: Options of its algorithm, its method or the optimizer (`lr`), as in `with_setting`.
+    """
+
+    word: str
+    label: str
+    base: str
+    method: str | None = None
+    count: int = 1
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def prepare(self, recipe: Recipe, *, refit: bool) -> Recipe:
+        """Return the recipe with this method, whose options the recipe's own algorithm gives as far as all share them.
+
+        Those are the steps between validations and which model is returned; ForkMerge takes all its options from
+        the recipe's, if that is ForkMerge, but for branches, search, method and reference.
+
+        Args:
+            recipe: The recipe, with its target set.
+            refit: Whether to train on training ∪ validation data.
+        """
+        prepared = replace(recipe, algorithm=self._algorithm(recipe, refit))
+        try:
+            return with_setting(prepared, dict(self.options))
+        except ForkMergeError as error:
+            raise ConfigError(f"{self.word}: {error}") from None
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{self.word} has an option that cannot be: {error}.") from None
+
+    def algorithm(self, recipe: Recipe, *, refit: bool) -> Algorithm:
+        """Return the algorithm of the prepared recipe."""
+        return self.prepare(recipe, refit=refit).algorithm
+
+    def _algorithm(self, recipe: Recipe, refit: bool) -> Algorithm:
+        if self.base == "recipe":
+            return replace(recipe.algorithm, refit=refit)  # type: ignore[type-var]  # every algorithm is a dataclass
+        own = recipe.algorithm
+        common: dict[str, Any] = {name: getattr(own, name) for name in ("interval", "select") if hasattr(own, name)}
+        common["refit"] = refit
+        if self.base.startswith("forkmerge"):
+            return self._forkmerge(recipe, refit)
+        if self.base == "posttrain":
+            share = own.pretrain_steps if isinstance(own, PostTrain) else None
+            return PostTrain(share, method=self.method, **common)
+        if self.base == "grid":
+            values = own.values if isinstance(own, WeightGrid) else WeightGrid().values
+            return WeightGrid(values, self.method, **common)
+        if self.base == "stl-average":
+            return AveragedSingleTask(self.count, **common)
+        if self.base.endswith("-best"):
+            inner = COMPARED_METHODS[self.base.removesuffix("-best")].algorithm(recipe, refit=refit)
+            return BestOf(inner, self.count)
+        return SingleTask(**common) if self.base == "stl" else Joint(method=self.method, **common)
+
+    def _forkmerge(self, recipe: Recipe, refit: bool) -> ForkMerge:
+        own, uniform = recipe.algorithm, self.base.endswith("-uniform")
+        if not isinstance(own, ForkMerge):
+            own = ForkMerge(**{name: getattr(own, name) for name in ("interval", "select") if hasattr(own, name)})
+        mixtures = _BRANCHES[self.base.removesuffix("-uniform")]()
+        search: Search | None = Fixed() if uniform else None
+        if not uniform and isinstance(own.search, Search):
+            search = fitting(own.search, len(mixtures.build(recipe.problem, {})))
+        # Reference metrics belong to one target; without them the target-only branch of round 1 gives them.
+        return replace(
+            own, mixtures=mixtures, search=search, method=self.method, reference=None, refit=refit, keep_branches=False
+        )
+
+
+COMPARED_METHODS = {word: ComparedMethod(word, label, word) for word, label in _LABELS.items()}
+
+
+def compared_methods_from(text: str) -> list[ComparedMethod]:
+    """Return the contenders of a comma-separated list of words, each once; `paper` and `all` stand for many.
+
+    A word may have options, `WORD[key=value,…]`: those of its algorithm or method, and `lr`.
+
+    Example:
+        >>> [contender.label for contender in compared_methods_from("stl, PC-Grad, forkmerge+pcgrad")]
+        ['STL', 'PCGrad', 'ForkMerge + PCGrad']
+    """
+    found: dict[str, ComparedMethod] = {}
+    for word in split_words(text):
+        group = {"paper": PAPER, "all": everything()}.get(word.lower(), [word])
+        for member in map(compared_method_from, group):
+            found.setdefault(member.word, member)
+    if not found:
+        raise ConfigError("--methods names no method: write e.g. --methods stl,ew,forkmerge.")
+    return list(found.values())
+
+
+def everything() -> list[str]:
+    """Return the words of all methods of ours."""
+    return ["stl", "ew", *(name for name in METHODS if _key(name) != "ew"), *_OURS]
+
+
+def compared_method_from(word: str) -> ComparedMethod:
+    """Return the contender that a word names; case, "-" and "_" do not matter in names of methods."""
+    plain, options = split_options(word)
+    found = _without_options(plain)
+    if not options:
+        return found
+    shown = show_options(options)
+    return replace(found, word=found.word + shown, label=found.label + shown, options=tuple(sorted(options.items())))
+
+
+def _without_options(word: str) -> ComparedMethod:
+    lower = word.lower()
+    if lower in COMPARED_METHODS:
+        return COMPARED_METHODS[lower]
+    if counted := _COUNTED.fullmatch(lower):
+        base, count = counted[1], int(counted[2])
+        what, how = base.split("-")
+        label = f"{_LABELS[what]}, {how} of {count}"
+        return ComparedMethod(lower, label, base, count=count)
+    base, plus, method = word.partition("+")
+    if plus:
+        if base.lower() not in _WITH_METHOD:
+            raise ConfigError("--methods: " + unknown_name("algorithm to combine with a method", base, _WITH_METHOD))
+        name = _method_name(method)
+        return ComparedMethod(f"{base.lower()}+{_word(name)}", f"{_LABELS[base.lower()]} + {name}", base.lower(), name)
+    name = _method_name(word)
+    return ComparedMethod(_word(name), name, "joint", name)
+
+
+def _method_name(text: str) -> str:
+    """Return the exact name of a method."""
+    if text.lower().startswith("torchjd:"):
+        name = "torchjd:" + text.partition(":")[2]
+        method_from(name)  # refuses what does not exist
+        return name
+    known = {_key(name): name for name in METHODS}
+    if _key(text) not in known:
+        words = [
+            *COMPARED_METHODS,
+            *(_word(name) for name in METHODS),
+            "torchjd:NAME",
+            "forkmerge+METHOD",
+            "paper",
+            "all",
+        ]
+        raise ConfigError("--methods: " + unknown_name("method", text.lower(), dict.fromkeys(words)))
+    return known[_key(text)]
+
+
+def _word(name: str) -> str:
+    return name if name.startswith("torchjd:") else name.lower()
+
+
+def _key(name: str) -> str:
+    return "".join(char for char in name.lower().replace("λ", "lambda") if char.isalnum())
+
+
+def branch_count(algorithm: Algorithm, problem: Problem) -> int:
+    """Return B: the branches of a run, or the runs that take their place."""
+    runs = getattr(algorithm, "runs", None)
+    if runs is not None:
+        return int(runs)
+    settings: Settings = algorithm.settings(problem)
+    probes = settings.constructor.probes(problem)
+    return len(settings.constructor.build(problem, {probe.name: 0.0 for probe in probes}))
+
+
+def equal_compute_words(chosen: Sequence[ComparedMethod], branches: Mapping[str, int]) -> list[str]:
+    """Return what the compute of the chosen forms of ForkMerge would have bought otherwise.
+
+    Args:
+        chosen: The contenders asked for.
+        branches: B by word.
+    """
+    words = [f"{member.base}-uniform" for member in chosen if member.base in _BRANCHES and member.method is None] or [
+        "forkmerge-uniform"
+    ]
+    for count in sorted({branches[m.word] for m in chosen if m.base in _BRANCHES} or {2}):
+        words += [f"stl-best:{count}", f"posttrain-best:{count}", f"stl-average:{count}"]
+    return words
+
+
+def takes(contender: ComparedMethod, recipe: Recipe, key: str) -> bool:
+    """Whether an option means anything to a contender and is not fixed; `interval` is Δt, so ForkMerge's alone."""
+    if key in dict(contender.options):
+        return False
+    if key == "lr":
+        return True
+    algorithm = contender.algorithm(recipe, refit=False)
+    if key == "interval":
+        return isinstance(algorithm, ForkMerge)
+    return _place(algorithm, key) is not None
+
+
+def with_setting(recipe: Recipe, setting: Mapping[str, Any]) -> Recipe:
+    """Return a recipe with options of its optimizer (`lr`), algorithm or method changed."""
+    for key, value in setting.items():
+        if key == "lr":
+            if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+                raise ConfigError(f"learning rates are positive numbers, got lr={value!r}.")
+            recipe = replace(recipe, optimizer=Scaled(recipe.optimizer, lr=value))
+        else:
+            recipe = replace(recipe, algorithm=_changed(recipe.algorithm, key, value))
+    return recipe
+
+
+def _changed(algorithm: Any, key: str, value: Any) -> Any:
+    place = _place(algorithm, key)
+    if place is None:
+        known = ["lr", *_options(algorithm)]
+        raise ConfigError(f"{type(algorithm).__name__} has no option {key!r}: " + unknown_name("option", key, known))
+    if place == "":
+        return replace(algorithm, **{key: value})
+    return replace(algorithm, **{place: _changed(getattr(algorithm, place), key, value)})
+
+
+def _options(value: Any) -> list[str]:
+    """Return the options of an algorithm, and of the method or algorithm inside it."""
+    if not is_dataclass(value):
+        return []
+    inner = [name for place in ("method", "algorithm") for name in _options(getattr(value, place, None))]
+    return list(dict.fromkeys([*(item.name for item in fields(value)), *inner]))
+
+
+def _place(value: Any, key: str) -> str | None:
+    """Where an option stands: here (""), in the method or algorithm inside, or nowhere."""
+    if not is_dataclass(value):
+        return None
+    if key in (item.name for item in fields(value)):
+        return ""
+    inner = (name for name in ("method", "algorithm") if _place(getattr(value, name, None), key) is not None)
+    return next(inner, None)

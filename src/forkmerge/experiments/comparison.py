@@ -1,0 +1,333 @@
+"""Methods × targets × seeds on one problem: every run in its own folder, resumable at any point.
+
+OUT/plan.json                         what is compared
+OUT/TARGET/METHOD-seed0/              a run's folder
+OUT/TARGET/METHOD-seed0.json          its record, written when it has ended
+OUT/TARGET/METHOD-seed0-tuning.json   the record of a run that helps to choose a setting
+OUT/comparison.md, .csv, .tex, .json  the tables
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from forkmerge.algorithms.composed import comparable_scores
+from forkmerge.engine.executors.parallel_calls import Failure, run_calls
+from forkmerge.engine.storage.json_codec import encode, plain
+from forkmerge.engine.storage.lock import take_lock
+from forkmerge.errors import ConfigError, StoreError, unknown_name
+from forkmerge.experiments.compare_options import CompareOptions, options_from
+from forkmerge.experiments.compared_methods import (
+    BASELINE,
+    COMPARED_METHODS,
+    ComparedMethod,
+    branch_count,
+    compared_method_from,
+    compared_methods_from,
+    equal_compute_words,
+    takes,
+    with_setting,
+)
+from forkmerge.experiments.comparison_run import ComparisonRun, do_comparison_run, safe_name, workload
+from forkmerge.experiments.pretraining import pretrained
+from forkmerge.experiments.recipe import Recipe, load_recipe, read_settings, source_for
+from forkmerge.experiments.run_results import PLAN, RunResult, read_plan, read_run_result, write_plan
+from forkmerge.problem.definition import Problem
+
+Watch = Callable[[Mapping[str, Any]], None]
+"""Gets `begin` (runs, and their steps), `start`, `progress`, `end`, `news` and `warning` events."""
+
+_FIXED = ("settings", "tune", "tune_seeds", "equal_labels")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What is compared.
+
+    Args:
+        recipe: The problem and how it is trained on.
+        methods: The methods, single-task training among them.
+        targets: The target tasks.
+        seeds: The seeds; runs with the same seed share first weights and the order of examples.
+        tune: `{option: values}` chosen per method and target on validation: `lr`, `interval` (ForkMerge's Δt), or any
+            option of an algorithm or method.
+        tune_seeds: How many of the seeds the choice is made with.
+        equal_labels: Whether all methods finally train on training ∪ validation data.
+    """
+
+    recipe: Recipe
+    methods: tuple[ComparedMethod, ...]
+    targets: tuple[str, ...]
+    seeds: tuple[int, ...]
+    tune: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    tune_seeds: int = 1
+    equal_labels: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan as plain data."""
+        return {
+            "settings": self.recipe.source["settings"],
+            "code": self.recipe.source.get("code"),
+            "pretrained": self.recipe.source.get("pretrained"),
+            "methods": [{"word": method.word, "label": method.label} for method in self.methods],
+            "targets": list(self.targets),
+            "seeds": list(self.seeds),
+            "tune": {key: list(values) for key, values in self.tune.items()},
+            "tune_seeds": self.tune_seeds,
+            "equal_labels": self.equal_labels,
+        }
+
+
+def plan_comparison(
+    reference: str | Path,
+    *,
+    methods: str | Sequence[str] | None = None,
+    targets: str | Sequence[str] | None = None,
+    seeds: int | Sequence[int] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    tune: Mapping[str, Sequence[Any]] | None = None,
+    tune_seeds: int | None = None,
+    equal_labels: bool | None = None,
+    equal_compute: bool | None = None,
+) -> Comparison:
+    """Return what would be compared; everything that can be refused is refused here.
+
+    What is None is taken from the [compare] table of a TOML file, or else from the defaults of `CompareOptions`.
+
+    Args:
+        reference: PROBLEM.toml or module:function.
+        methods: Words, in a list or comma-separated; `paper` for the paper's sixteen, `all` for all of ours; a word may
+            have options, `WORD[key=value,…]`. Single-task training is added where it is missing.
+        targets: Target tasks, in a list or comma-separated; "all" for all that can be scored.
+        seeds: How many, or which.
+        settings: Keys of the recipe to override.
+        tune: See `Comparison`.
+        tune_seeds: See `Comparison`.
+        equal_labels: See `Comparison`.
+        equal_compute: Add what the compute of B branches would have bought otherwise: single-task training and
+            Post-train B times, with other learning rates and seeds, the best on validation; the average of B
+            single-task runs; ForkMerge with uniform coefficients.
+    """
+    options = options_from(
+        read_settings(reference, settings)[0].get("compare", {}),
+        methods=methods,
+        targets=targets,
+        seeds=seeds,
+        tune=tune,
+        tune_seeds=tune_seeds,
+        equal_labels=equal_labels,
+        equal_compute=equal_compute,
+    )
+    recipe = load_recipe(reference, settings)
+    if not recipe.problem.auxiliaries:
+        raise ConfigError(f"the problem has one task only, {recipe.problem.target!r}: there is nothing to compare.")
+    chosen = [COMPARED_METHODS[BASELINE], *compared_methods_from(",".join(options.methods))]
+    if options.equal_compute:
+        branches = {m.word: branch_count(m.algorithm(recipe, refit=False), recipe.problem) for m in chosen}
+        chosen += [compared_method_from(word) for word in equal_compute_words(chosen, branches)]
+    unique = tuple({method.word: method for method in chosen}.values())
+    found = _targets(recipe.problem, options.targets)
+    _check_methods(recipe, unique, found, options)
+    return Comparison(recipe, unique, found, options.seeds, options.tune, options.tune_seeds, options.equal_labels)
+
+
+def _check_methods(
+    recipe: Recipe, methods: Sequence[ComparedMethod], targets: Sequence[str], options: CompareOptions
+) -> None:
+    """Refuse options that contradict each other, and values that cannot be tuned, before anything is run."""
+    for target, method in product(targets, methods):
+        aimed = replace(recipe, problem=recipe.problem.with_target(target))
+        try:
+            workload(method.algorithm(aimed, refit=options.equal_labels), aimed.problem, aimed.steps)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{method.word} has an option that cannot be: {error}.") from None
+    for key, values in options.tune.items():
+        users = [method for method in methods if takes(method, recipe, key)]
+        if not users:
+            raise ConfigError(f"--tune {key}: no method of this comparison has an option of that name.")
+        for method, value in product(users, values):
+            with_setting(method.prepare(recipe, refit=False), {key: value})
+
+
+def _targets(problem: Problem, words: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the targets asked for; all of them are those with validation data, and test data where there is any."""
+    test = problem.evaluations("test")
+    able = [task for task in problem.evaluations("validation") if task in test or not test]
+    if words is None:
+        return (problem.target,)
+    if list(words) == ["all"] and "all" not in problem.tasks:
+        return tuple(task for task in problem.tasks if task in able)
+    for word in words:
+        if word not in problem.evaluations("validation"):
+            raise ConfigError("--targets: " + unknown_name("task with validation data", word, able))
+    return tuple(words)
+
+
+def run_comparison(
+    comparison: Comparison, out: str | os.PathLike[str], *, workers: int = 1, watch: Watch = lambda event: None
+) -> None:
+    """Do every run that has not ended yet; one that fails is recorded, and tried again the next time.
+
+    Args:
+        comparison: What is compared. A folder may be given more methods, targets and seeds later.
+        out: The comparison's folder.
+        workers: Processes, of one thread each; the numbers do not depend on it.
+        watch: Called with every event, e.g. to draw progress.
+    """
+    folder = Path(out)
+    with _locked(folder):
+        recipe = pretrained(comparison.recipe, lambda text: watch({"event": "news", "text": text}))
+        comparison = replace(comparison, recipe=recipe)
+        _note_plan(comparison, folder, watch)
+        _run_all(list(_tuning_trials(comparison, folder)), folder, workers, watch)
+        trials = list(_final_trials(comparison, folder))
+        for trial in trials:
+            if trial.record.error is not None:  # there is no setting to run it with
+                trial.record.write(folder)
+        _run_all([trial for trial in trials if trial.record.error is None], folder, workers, watch)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    if folder.exists() and not (folder / PLAN).exists() and set(os.listdir(folder)) - {"lock", f".tmp-{PLAN}"}:
+        raise StoreError(f"{folder} holds something else: choose another folder with --out.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(f"cannot make the folder {folder}: {error.strerror}. Choose another one.") from None
+    with take_lock(folder):
+        yield
+
+
+def _note_plan(comparison: Comparison, folder: Path, watch: Watch) -> None:
+    """Write the plan, added to what the folder already compares; a different problem or setting is refused."""
+    old = read_plan(folder)
+    new: dict[str, Any] = json.loads(encode(plain(comparison.to_json())))  # as it will be read back
+    if old is not None:
+        for key in _FIXED:
+            if old[key] != new[key]:
+                raise StoreError(
+                    f"{folder} compares with other settings: {key} was {old[key]!r} and is {new[key]!r} now. Use the "
+                    "same ones to continue it, or choose another folder with --out."
+                )
+        if old["code"] != new["code"]:
+            watch({"event": "warning", "text": f"the code of the recipe has changed since {folder} was started"})
+        if old.get("pretrained") != new["pretrained"]:
+            watch({"event": "warning", "text": f"the pre-trained weights are others than when {folder} was started"})
+        words = {method["word"] for method in old["methods"]}
+        new["methods"] = [*old["methods"], *(method for method in new["methods"] if method["word"] not in words)]
+        for key in ("targets", "seeds"):
+            new[key] = list(dict.fromkeys([*old[key], *new[key]]))
+    write_plan(folder, new)
+
+
+def settings_of(comparison: Comparison, method: ComparedMethod) -> list[dict[str, Any]]:
+    """Return what tuning tries for a method: all combinations of the options that mean something to it."""
+    keys = [key for key in comparison.tune if takes(method, comparison.recipe, key)]
+    return [dict(zip(keys, values, strict=True)) for values in product(*(comparison.tune[key] for key in keys))]
+
+
+def _tuning_trials(comparison: Comparison, out: Path) -> Iterator[ComparisonRun]:
+    for seed, target, method in _grid(comparison, comparison.seeds[: comparison.tune_seeds]):
+        settings = settings_of(comparison, method)
+        if len(settings) > 1:
+            yield from (_trial(comparison, out, method, target, seed, setting, "tuning") for setting in settings)
+
+
+def _final_trials(comparison: Comparison, out: Path) -> Iterator[ComparisonRun]:
+    chosen: dict[tuple[str, str], dict[str, Any] | None] = {}
+    for seed, target, method in _grid(comparison, comparison.seeds):
+        settings = settings_of(comparison, method)
+        if (target, method.word) not in chosen:
+            tuned = len(settings) > 1
+            choice = choose_setting(comparison, out, method, target) if tuned else settings[0]
+            chosen[target, method.word] = choice
+        setting = chosen[target, method.word]
+        trial = _trial(comparison, out, method, target, seed, setting or {}, "final")
+        if setting is None:
+            trial = replace(trial, record=replace(trial.record, error="every run that tuning tried has failed"))
+        yield trial
+
+
+def _grid(comparison: Comparison, seeds: Sequence[int]) -> Iterator[tuple[int, str, ComparedMethod]]:
+    yield from product(seeds, comparison.targets, comparison.methods)
+
+
+def choose_setting(comparison: Comparison, out: Path, method: ComparedMethod, target: str) -> dict[str, Any] | None:
+    """Return the setting that is best on validation, on average over the tuning seeds; None if all have failed."""
+    settings = settings_of(comparison, method)
+    totals = [0.0] * len(settings)
+    for seed in comparison.seeds[: comparison.tune_seeds]:
+        trials = [_trial(comparison, out, method, target, seed, setting, "tuning") for setting in settings]
+        found = [read_run_result(out, trial.record.file) for trial in trials]
+        usable = {index: o for index, o in enumerate(found) if o is not None and o.error is None}
+        values = [{name: math.nan if v is None else v for name, v in o.validation.items()} for o in usable.values()]
+        directions = comparison.recipe.problem.evaluations("validation")[target].directions
+        scores = dict(zip(usable, comparable_scores(directions, values) if values else [], strict=True))
+        totals = [total + scores.get(index, -math.inf) for index, total in enumerate(totals)]
+    best = max(range(len(settings)), key=totals.__getitem__)  # of equals the first given
+    return settings[best] if totals[best] > -math.inf else None
+
+
+def _trial(
+    comparison: Comparison,
+    out: Path,
+    method: ComparedMethod,
+    target: str,
+    seed: int,
+    setting: dict[str, Any],
+    kind: str,
+) -> ComparisonRun:
+    shown = "".join(f",{key}={value}" for key, value in setting.items())
+    name = safe_name(f"{method.word}{shown}-seed{seed}")
+    refit = comparison.equal_labels and kind == "final"
+    if comparison.equal_labels and kind == "tuning":
+        name += "-search"  # tuned on training data alone, unlike the run of that setting that is reported
+    folder = f"{_target_folder(comparison.recipe.problem, target)}/{name}"
+    record = RunResult(method.word, method.label, target, seed, kind, setting, folder)
+    recipe = comparison.recipe
+    work = workload(method.algorithm(recipe, refit=refit), recipe.problem, recipe.steps)
+    weighs = kind == "final" and seed == comparison.seeds[0]
+    return ComparisonRun(source_for(recipe.source, seed, target), str(out), record, refit, weighs, work)
+
+
+def _target_folder(problem: Problem, target: str) -> str:
+    """A target's folder; names that some file systems take for the same one get a checksum."""
+    name = safe_name(target)
+    alike = [task for task in problem.tasks if safe_name(task).casefold() == name.casefold()]
+    return name if len(alike) == 1 else safe_name(f"{target}:{problem.tasks.index(target)}")
+
+
+def _run_all(trials: Sequence[ComparisonRun], out: Path, workers: int, watch: Watch) -> None:
+    waiting = []
+    for trial in trials:
+        done = read_run_result(out, trial.record.file)
+        if done is None or done.error is not None:
+            waiting.append(trial)
+    # Seed by seed, so that what an interruption leaves can be compared; the longest first, so that none ends alone.
+    order = {seed: place for place, seed in enumerate(dict.fromkeys(trial.record.seed for trial in trials))}
+    waiting.sort(key=lambda trial: (order[trial.record.seed], -trial.work))
+    total = len(trials)
+    watch({"event": "begin", "runs": total, "ended": total - len(waiting), "work": [t.work for t in waiting]})
+    if not waiting:
+        return
+
+    def news(index: int, value: Any) -> None:
+        event = {"event": "start"} if value is None else {"event": "progress", "steps": value}
+        watch({**event, "index": index, "record": waiting[index].record})
+
+    for index, result in run_calls(do_comparison_run, waiting, workers, news):
+        record = result
+        if isinstance(result, Failure):
+            record = replace(waiting[index].record, error=result.error, details=result.details)
+        assert isinstance(record, RunResult)
+        record.write(out)
+        watch({"event": "end", "index": index, "record": record})

@@ -1,0 +1,177 @@
+"""One run of a comparison: a method on a target with a seed, from plain data to its record."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from forkmerge.algorithms import Algorithm
+from forkmerge.algorithms.composed import Composed, is_started
+from forkmerge.algorithms.measure_test_split import measure_test
+from forkmerge.algorithms.run_record import Round, Run
+from forkmerge.engine.executors.devices import on_own_device
+from forkmerge.engine.executors.parallel_calls import using_threads
+from forkmerge.engine.executors.worker_team import Tell
+from forkmerge.engine.storage.json_codec import plain
+from forkmerge.experiments.compared_methods import branch_count, compared_method_from, with_setting
+from forkmerge.experiments.cost_of_run import count_steps, estimate_run, plan_rounds
+from forkmerge.experiments.recipe import Recipe, recipe_from
+from forkmerge.experiments.run_results import RunResult
+from forkmerge.methods import GramianMethod, MatrixMethod
+from forkmerge.problem.definition import Problem
+from forkmerge.problem.randomness import derive, random_state_kept, set_random_state
+
+_SECONDS_BETWEEN_NEWS = 0.5
+
+
+@dataclass(frozen=True)
+class ComparisonRun:
+    """What a worker process needs to do one run; plain data, so that it is cheap to send.
+
+    Args:
+        source: Where the recipe comes from, target and seed included.
+        out: The comparison's folder.
+        record: The run's record, still without its results.
+        refit: Whether to train on training ∪ validation data.
+        weighs: Whether to find out how much memory the run takes.
+        work: Its training steps over all branches, for estimates of the time left.
+    """
+
+    source: Mapping[str, Any]
+    out: str
+    record: RunResult
+    refit: bool
+    weighs: bool
+    work: int
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder."""
+        return Path(self.out) / self.record.folder
+
+
+def do_comparison_run(trial: ComparisonRun, tell: Tell) -> RunResult:
+    """Do a run, or continue it, and return its record; the test split is read once, after the fit.
+
+    One thread, because the bits depend on it and several runs share the machine.
+    """
+    record = trial.record
+    with random_state_kept(), using_threads(1):
+        recipe = prepare(trial)
+        folder = trial.folder
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        options = {"steps": recipe.steps, **recipe.options, "seed": record.seed, "workers": 1, "threads": 1}
+        run = recipe.algorithm.fit(
+            recipe.problem,
+            model=recipe.model,
+            optimizer=recipe.optimizer,
+            folder=folder,
+            resume=is_started(folder),
+            observe=_Meter(tell),
+            **on_own_device(options),
+        )
+        if record.kind == "final":
+            measure_test(run, recipe.problem, folder)
+        return replace(record, **_results(recipe, run, trial))
+
+
+def prepare(trial: ComparisonRun) -> Recipe:
+    """Return the trial's recipe; a model or data that its function draws at random depend on the seed alone."""
+    set_random_state(derive(trial.record.seed, "recipe"))
+    recipe = recipe_from(trial.source)
+    contender = compared_method_from(trial.record.method)
+    return with_setting(contender.prepare(recipe, refit=trial.refit), trial.record.setting)
+
+
+def _results(recipe: Recipe, run: Run, trial: ComparisonRun) -> dict[str, Any]:
+    problem = recipe.problem
+    evaluation, split, metrics = problem.target_validation, "validation", run.metrics
+    if run.test is not None:
+        evaluation, split, metrics = problem.evaluations("test")[problem.target], "test", run.test
+    memory = None
+    if trial.weighs:
+        options = on_own_device({**recipe.options, "seed": trial.record.seed, "threads": 1})
+        seeded = replace(recipe, options=options)
+        memory = _memory(seeded)
+    return {
+        "split": split,
+        "metrics": plain(metrics),
+        "directions": evaluation.directions,
+        "validation": plain(run.metrics),
+        "branches": branch_count(recipe.algorithm, problem),
+        "steps": recipe.steps,
+        "seconds": sum(run.seconds.values()),
+        "memory": memory,
+        "phases": dict(run.seconds),
+        "rounds": plain([_round(each) for each in run.searched]),
+        "relevance": plain(run.relevance) if len(run.relevance) > 1 else {},
+        "notes": run.notes,
+    }
+
+
+def _round(found: Round) -> dict[str, Any]:
+    short: dict[str, Any] = {"end": found.end, "score": found.score, "metrics": found.metrics}
+    if len(found.branches) > 1:
+        short["coefficients"] = found.coefficients
+        short["branches"] = {name: branch.score for name, branch in found.branches.items()}
+    return short
+
+
+def _memory(recipe: Recipe) -> float | None:
+    """Model sizes of all states, gradients and gradient matrices of a run; None if it cannot be tried out."""
+    try:
+        memory = estimate_run(recipe, workers=1).memory
+        settings = recipe.algorithm.settings(recipe.problem)
+        probes = settings.constructor.probes(recipe.problem)
+        branches = settings.constructor.build(recipe.problem, {probe.name: 0.0 for probe in probes})
+    except Exception:  # a figure beside the result must not cost the result
+        return None
+    sizes = memory["total"] / memory["gradients"]
+    if isinstance(settings.method, GramianMethod | MatrixMethod):
+        sizes += max(len(branch.active(recipe.problem.tasks)) for branch in branches)
+    return sizes
+
+
+def workload(algorithm: Algorithm, problem: Problem, steps: int) -> int:
+    """Return the training steps of a run over all branches and phases, at most."""
+    if isinstance(algorithm, Composed):
+        return algorithm.branch_steps(problem, steps)
+    settings = algorithm.settings(problem)
+    rounds = plan_rounds(settings, steps, branch_count(algorithm, problem))
+    return count_steps(settings, rounds, len(settings.constructor.probes(problem)))["total"]
+
+
+class _Meter:
+    """Tells now and then how many steps a run has trained."""
+
+    def __init__(self, tell: Tell, clock: Callable[[], float] = time.monotonic) -> None:
+        self.tell, self.clock = tell, clock
+        self.steps, self.told = 0, clock()
+        self._at: dict[tuple[str, str], int] = {}
+        self._from = 0  # where a resumed run goes on
+
+    def __call__(self, event: Mapping[str, Any]) -> None:
+        if event["event"] in ("start", "resume"):
+            self._at = {}
+            self._from = event.get("step", 0)
+        if event["event"] != "segment":
+            return
+        key = (event["phase"], event["branch"])
+        self.steps += max(event["step"] - self._at.get(key, self._from), 0)
+        self._at[key] = event["step"]
+        if self.clock() - self.told >= _SECONDS_BETWEEN_NEWS:
+            self.told = self.clock()
+            self.tell(self.steps)
+
+
+def safe_name(text: str) -> str:
+    """Return a name for a file or folder; where characters had to go, a checksum keeps it unique."""
+    name = re.sub(r"[^A-Za-z0-9._+,=-]", "-", text.replace(":", "-")).lstrip(".-")
+    if name == text.replace(":", "-"):
+        return name
+    return f"{name[:60]}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"

@@ -1,0 +1,339 @@
+"""What a run would do and cost, found out before it starts: `forkmerge run --dry-run`.
+
+Counts are exact where nothing is searched and upper bounds where a search or pruning may stop earlier. Times and sizes
+come from two real steps of every branch, on copies; nothing is written and the model is left as it was.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from forkmerge.algorithms.composed import Composed
+from forkmerge.algorithms.fit import build_model
+from forkmerge.algorithms.preflight import check_run
+from forkmerge.algorithms.rounds import branches_of
+from forkmerge.algorithms.settings import Settings
+from forkmerge.engine.executors.devices import check_devices, place_model, resolve_workers
+from forkmerge.engine.executors.serial import Segment, SerialExecutor, TrainingJob, open_executor
+from forkmerge.engine.storage.run_folder import CHECKPOINTS_KEPT
+from forkmerge.engine.training.memory_format import memory_format
+from forkmerge.engine.training.options import Mixture, Training
+from forkmerge.engine.training.state import State
+from forkmerge.errors import ProblemError
+from forkmerge.experiments.pretraining import first_model
+from forkmerge.experiments.recipe import Recipe
+from forkmerge.problem.definition import Problem
+from forkmerge.problem.scoring import measure
+
+
+@dataclass(frozen=True)
+class BranchCost:
+    """One branch, or probe, and what a step of it takes."""
+
+    name: str
+    task_weights: dict[str, float]
+    seconds_per_step: float
+
+
+@dataclass(frozen=True)
+class RunCost:
+    """What a run would do and cost.
+
+    Args:
+        algorithm: Name of the algorithm.
+        target: The target task.
+        weights: "loss" or "sampling": what a task weight means.
+        steps: T, the steps of every branch.
+        interval: Δt.
+        merges: Merges of the search.
+        branches: The branches. Those built from probes are shown as if all probes scored the same.
+        probes: Short runs that come before.
+        branch_steps: Steps over all branches, by phase (probes, search, floor, refit), and "total".
+        passes: Validation passes "per merge", and "total", one before training included; passes over a sub-sample
+            count by its share. Where candidates are raced, a small part of this is done.
+        examples: Validation examples of a full pass.
+        memory: Bytes by part, and "total"; activations and data come on top.
+        disk: Bytes of one "checkpoint", of the "checkpoints" kept, the "branches" kept and the "model"; "total".
+        seconds: Estimated time of "training" and "validation", and "total".
+        parameters: Trainable parameters.
+        workers: Processes that train branches.
+    """
+
+    algorithm: str
+    target: str
+    weights: str
+    steps: int
+    interval: int
+    merges: int
+    branches: list[BranchCost]
+    probes: list[BranchCost]
+    branch_steps: dict[str, int]
+    passes: dict[str, float]
+    examples: int
+    memory: dict[str, int]
+    disk: dict[str, int]
+    seconds: dict[str, float]
+    parameters: int
+    workers: int
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A round as far as it can be foreseen."""
+
+    steps: int
+    branches: int
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes: trainable parameters, optimizer state and changed buffers of one branch, and what is never forked."""
+
+    weights: int
+    optimizer: int
+    buffers: int
+    fixed: int
+
+
+def estimate_run(recipe: Recipe, *, workers: int | None = None) -> RunCost:
+    """Return what a recipe would do and cost; everything that `fit` refuses is refused here, too."""
+    options = dict(recipe.options)
+    workers = resolve_workers(workers or options.get("workers"), options.get("devices"))
+    if not isinstance(recipe.steps, int) or recipe.steps < 1:
+        raise ProblemError(f"steps must be a positive integer, got {recipe.steps!r}.")
+    problem, settings = recipe.problem.sealed(), recipe.algorithm.settings(recipe.problem)
+    given = {**vars(settings), **options}
+    known = {item.name: given[item.name] for item in fields(Training) if item.name in given}
+    training, seed = Training(recipe.optimizer, **known).over(recipe.steps), options.get("seed", 0)
+    model = build_model(lambda: first_model(recipe.model), seed)
+    place_model(model, check_devices(options.get("devices")))
+    threads = options.get("threads") or max(torch.get_num_threads() // workers, 1)
+    check = partial(check_run, problem, model, training, settings, seed)
+    with memory_format(model, training.channels_last, training.precision, check) as is_channels_last:
+        # Loader processes and compilers take longer to start than two steps take; without, this is an upper bound.
+        tried = replace(training, loader_workers=0, channels_last=is_channels_last, compile=False)
+        trial = _try(TrainingJob(problem, model, tried, seed, threads), settings)
+    branches, count = trial.branches, len(trial.branches)
+    rounds = plan_rounds(settings, recipe.steps, count)
+    passes = count_passes(settings, problem, rounds, len(trial.probes))
+    training_seconds = _training_seconds(settings, rounds, trial, workers)
+    training_seconds += _bn_batches(settings, model, rounds) * branches[0].seconds_per_step
+    seconds = {"training": training_seconds, "validation": passes["total"] * trial.seconds_per_pass}
+    plan = RunCost(
+        algorithm=type(recipe.algorithm).__name__,
+        target=problem.target,
+        weights=problem.weights,
+        steps=recipe.steps,
+        interval=settings.interval_of(recipe.steps),
+        merges=len(rounds) if _searches(settings, count) else 0,
+        branches=branches,
+        probes=trial.probes,
+        branch_steps=count_steps(settings, rounds, len(trial.probes)),
+        passes=passes,
+        examples=_validation_examples(problem),
+        memory=estimate_memory(settings, trial.sizes, count, workers),
+        disk=estimate_disk(settings, trial.sizes, rounds, inside=bool(options.get("checkpoint_every"))),
+        seconds={**seconds, "total": sum(seconds.values())},
+        parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
+        workers=workers,
+    )
+    if isinstance(recipe.algorithm, Composed):
+        return _whole(plan, recipe.algorithm.branch_steps(problem, recipe.steps))
+    return plan
+
+
+def _whole(part: RunCost, steps: int) -> RunCost:
+    """Return the plan of an algorithm made of several runs, in proportion to one of them; a part's folder stays."""
+    times = steps / part.branch_steps["total"]
+    return replace(
+        part,
+        branch_steps={"parts": steps, "total": steps},
+        passes={**part.passes, "total": part.passes["total"] * times},
+        disk={**part.disk, "total": math.ceil(part.disk["total"] * times)},
+        seconds={name: value * times for name, value in part.seconds.items()},
+    )
+
+
+@dataclass(frozen=True)
+class _Timing:
+    """What two steps of every branch showed."""
+
+    branches: list[BranchCost]
+    probes: list[BranchCost]
+    sizes: Sizes
+    seconds_per_pass: float
+
+
+def _try(job: TrainingJob, settings: Settings) -> _Timing:
+    probes = settings.constructor.probes(job.problem)
+    mixtures = branches_of(settings, job.problem, dict.fromkeys((probe.name for probe in probes), 0.0))
+    with open_executor(job, 1) as executor:
+        initial = executor.binding.initial()
+        try:
+            timed = [_time_steps(executor, mixture, initial.clone()) for mixture in (*mixtures, *probes)]
+            seconds_per_pass = _time_pass(executor, job.problem)
+        finally:
+            executor.binding.release(initial)
+    plans, sizes = [plan for plan, _ in timed], _sizes(job.model, [state for _, state in timed])
+    return _Timing(plans[: len(mixtures)], plans[len(mixtures) :], sizes, seconds_per_pass)
+
+
+def _searches(settings: Settings, branches: int) -> bool:
+    """Whether there is a search phase: a refit of one branch's last weights has nothing to search."""
+    return not (settings.refit and branches == 1 and settings.select == "last" and not settings.floor)
+
+
+def plan_rounds(settings: Settings, steps: int, branches: int) -> list[Stretch]:
+    """Return the rounds of one phase: the last is shortened, and pruning is taken to keep as many as it may."""
+    interval, rounds = settings.interval_of(steps), []
+    for index, start in enumerate(range(0, steps, interval)):
+        pruned = settings.prune_to is not None and index >= settings.prune_after
+        left = min(branches, settings.prune_to or branches) if pruned else branches
+        rounds.append(Stretch(min(interval, steps - start), left))
+    return rounds
+
+
+def count_steps(settings: Settings, rounds: Sequence[Stretch], probes: int) -> dict[str, int]:
+    """Return the steps over all branches, by phase, at most."""
+    search = sum(r.steps * r.branches for r in rounds)
+    counts = {
+        "probes": probes * settings.constructor.probe_steps,
+        "search": search if _searches(settings, rounds[0].branches) else 0,
+        "floor": sum(r.steps for r in rounds) if settings.floor else 0,
+        "refit": search if settings.refit else 0,
+    }
+    return {**{phase: count for phase, count in counts.items() if count}, "total": sum(counts.values())}
+
+
+def count_passes(settings: Settings, problem: Problem, rounds: Sequence[Stretch], probes: int) -> dict[str, float]:
+    """Return the validation passes of the first merge and of the whole search, at most."""
+    if not _searches(settings, rounds[0].branches):
+        return {"per merge": 0.0, "total": 1.0}  # the one that tries the metrics before training
+    examples = _validation_examples(problem)
+    share = min(settings.search_examples or examples, examples) / examples
+    snapshots = settings.checkpoint != "last"
+    every = settings.validate_every_of(sum(r.steps for r in rounds))
+
+    def of(r: Stretch) -> float:
+        # The vertices of the search are the branches themselves, which are scored anyway, and so is what is returned.
+        blends = count_blends(settings, r.branches)
+        ranked = math.ceil(r.steps / every) * r.branches if snapshots else r.branches
+        if settings.search_examples is None:
+            return ranked + blends + settings.floor
+        # Fixed coefficients are not searched, so their one blend is scored on all examples only.
+        searched = blends if settings.search_for(r.branches).guarded else 0
+        return ranked + (blends > 0) + settings.floor + share * (r.branches + searched)
+
+    total = sum(of(r) for r in rounds) + probes + 1  # the one that tries the metrics before training
+    return {"per merge": of(rounds[0]), "total": total}
+
+
+def count_blends(settings: Settings, branches: int) -> int:
+    """Return how many combinations of several branches a merge tries at most."""
+    search = settings.search_for(branches)
+    if branches == 1:
+        return 0
+    return max(search.evaluations(branches) - branches, 0) if search.guarded else 1
+
+
+def estimate_memory(settings: Settings, sizes: Sizes, branches: int, workers: int) -> dict[str, int]:
+    """Return the bytes of all states: B(1 + s) + 2 model sizes, and what the options add."""
+    branch = sizes.weights + sizes.buffers + sizes.optimizer
+    held = 2 * settings.refit + (settings.select == "best") + branches * (settings.checkpoint != "last")
+    parts = {
+        "branches": (branches + settings.floor) * branch,
+        "merged": sizes.weights + sizes.buffers,
+        "gradients": sizes.weights,
+        "fixed": sizes.fixed,
+        "held": held * (sizes.weights + sizes.buffers),
+        # Every worker trains in a spare branch; what is never trained lies in memory that all of them share.
+        "workers": workers * (branch + sizes.weights) + sizes.fixed if workers > 1 else 0,
+    }
+    return {**{part: count for part, count in parts.items() if count}, "total": sum(parts.values())}
+
+
+def estimate_disk(settings: Settings, sizes: Sizes, rounds: Sequence[Stretch], inside: bool) -> dict[str, int]:
+    """Return the bytes that a run's folder grows to.
+
+    After a merge all branches have the merged weights, which are then written once; inside a round (`inside`) each has
+    its own.
+    """
+    branches, weights = rounds[0].branches, sizes.weights + sizes.buffers
+    held = 2 * settings.refit + (settings.select == "best") + branches * (settings.checkpoint != "last")
+    checkpoint = (1 + held) * weights + branches * (sizes.optimizer + sizes.buffers)
+    checkpoint += settings.floor * (weights + sizes.optimizer) + (branches * sizes.weights if inside else 0)
+    kept = sum(r.branches for r in rounds) * weights if settings.keep_branches else 0
+    parts = {"checkpoints": CHECKPOINTS_KEPT * checkpoint, "branches": kept, "model": sizes.weights + sizes.fixed}
+    return {"checkpoint": checkpoint, **parts, "total": sum(parts.values())}
+
+
+def _time_steps(executor: SerialExecutor, mixture: Mixture, state: State) -> tuple[BranchCost, State]:
+    """Train two steps; the second one counts, less what a call costs that does no step at all."""
+    seconds = []
+    for steps in (1, 0, 1):
+        (result,) = executor.train([Segment("search", mixture, steps)], [state])
+        seconds.append(result.seconds)
+    step = max(seconds[2] - seconds[1], seconds[2] / 10)
+    return BranchCost(mixture.name, dict(mixture.task_weights), step), state
+
+
+def _time_pass(executor: SerialExecutor, problem: Problem) -> float:
+    """Measure one validation batch twice; the second one counts, scaled to all examples."""
+    evaluation, examples = problem.target_validation, _validation_examples(problem)
+    indices = range(min(evaluation.batch_size, examples))
+    for _ in range(2):
+        started = time.perf_counter()
+        measure(executor.binding.model, evaluation, indices=indices, seed=executor.job.seed)
+        seconds = time.perf_counter() - started
+    return seconds * examples / len(indices)
+
+
+def _training_seconds(settings: Settings, rounds: Sequence[Stretch], trial: _Timing, workers: int) -> float:
+    """Add up rounds, each as long as its slowest worker; the slowest branches are taken to survive pruning."""
+    steps = sorted((branch.seconds_per_step for branch in trial.branches), reverse=True)
+    floor = [trial.branches[0].seconds_per_step] * settings.floor
+    probes = [probe.seconds_per_step for probe in trial.probes]
+    total = settings.constructor.probe_steps * _makespan(probes, workers)
+    if _searches(settings, len(steps)):
+        total += sum(r.steps * _makespan(steps[: r.branches] + floor, workers) for r in rounds)
+    if settings.refit:
+        total += sum(r.steps * _makespan(steps[: r.branches], workers) for r in rounds)
+    return total
+
+
+def _makespan(seconds: Sequence[float], workers: int) -> float:
+    return max([*seconds, sum(seconds) / workers])  # branches change workers where that keeps all busy
+
+
+def _bn_batches(settings: Settings, model: nn.Module, rounds: Sequence[Stretch]) -> int:
+    """Forward passes that recompute BatchNorm statistics, for every blend tried and every one that a refit installs."""
+    norms = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+    if settings.bn != "recompute" or not norms:
+        return 0
+    installed = settings.refit * sum(r.branches > 1 for r in rounds)
+    return settings.bn_batches * (sum(count_blends(settings, r.branches) for r in rounds) + installed)
+
+
+def _sizes(model: nn.Module, states: Sequence[State]) -> Sizes:
+    def total(tensors: Any) -> int:
+        return sum(t.nbytes for t in tensors if isinstance(t, torch.Tensor))
+
+    loose = (value for s in states[:1] for entry in s.optimizer_loose.values() for value in entry.values())
+    return Sizes(
+        weights=total(states[0].rows.values()),
+        optimizer=max(total(state.optimizer_rows.values()) for state in states) + total(loose),
+        buffers=max(total(state.buffers.values()) for state in states),
+        fixed=total(p for p in model.parameters() if not p.requires_grad) + total(model.buffers()),
+    )
+
+
+def _validation_examples(problem: Problem) -> int:
+    return len(problem.target_validation.dataset)  # type: ignore[arg-type]  # checked by Problem

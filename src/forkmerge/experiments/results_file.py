@@ -1,0 +1,127 @@
+"""A comparison in one file: its plan and the record of every run, numbers only, from which all tables can be made.
+
+Such files are made to be committed: one line per run, in a fixed order, without paths of the machine they come from.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from forkmerge.engine.storage.atomic_files import explained, read_versioned, write_atomically
+from forkmerge.engine.storage.json_codec import plain
+from forkmerge.errors import StoreError
+from forkmerge.experiments.run_results import FORMAT, RunResult, read_plan, read_run_results, run_result_from
+
+_PATH = re.compile(r"(?<![\w.:/\\])(?:~|[A-Za-z]:)?[/\\][\w.+@~-]+(?:[/\\][\w.+@~-]+)+[/\\]?")
+_DIGITS = 5  # of the times of phases, and of scores inside a run
+_LEFT_OUT = ("folder", "details")
+
+
+def read_comparison(source: str | os.PathLike[str]) -> tuple[dict[str, Any], list[RunResult]]:
+    """Return the plan and the records of a comparison, from its folder or from a file of records."""
+    path = Path(source)
+    if path.is_file():
+        return _read_file(path)
+    plan = read_plan(path)
+    if plan is None:
+        raise StoreError(f"{path} is not the folder of a comparison: it holds no plan.json.")
+    return plan, read_run_results(path)
+
+
+def write_records(out: str | os.PathLike[str], file: str | os.PathLike[str]) -> None:
+    """Write the plan and all records of a comparison's folder into one file; nothing for an empty comparison."""
+    path = Path(file)
+    plan, outcomes = read_comparison(out)
+    with explained(f"make the folder {path.parent}"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, to_text(plan, outcomes).encode())
+
+
+def to_text(plan: Mapping[str, Any], outcomes: list[RunResult]) -> str:
+    """Return the text of a file of records.
+
+    Args:
+        plan: What is compared.
+        outcomes: The records; those of methods, targets and seeds that the plan does not have are left out.
+    """
+    places = {
+        "method": {method["word"]: place for place, method in enumerate(plan["methods"])},
+        **{key: {name: place for place, name in enumerate(plan[f"{key}s"])} for key in ("target", "seed")},
+    }
+
+    def order(outcome: RunResult) -> tuple[Any, ...]:
+        return (
+            *(places[key][getattr(outcome, key)] for key in ("target", "method", "seed")),
+            outcome.kind,
+            outcome.file,
+        )
+
+    known = [o for o in outcomes if all(getattr(o, key) in names for key, names in places.items())]
+    lines = [_dump(_record(outcome)) for outcome in sorted(known, key=order)]
+    head = ",\n".join(f'"{key}": {_dump(_clean(value))}' for key, value in plan.items())
+    return f'{{"format": {FORMAT},\n"plan": {{\n{head}\n}},\n"outcomes": [\n' + ",\n".join(lines) + "\n]}\n"
+
+
+def without_paths(text: str) -> str:
+    """Return a text with every absolute path cut down to its last part.
+
+    Example:
+        >>> without_paths("cannot read '/home/me/data/pacs.npz': no such file")
+        "cannot read 'pacs.npz': no such file"
+    """
+    return _PATH.sub(lambda found: re.split(r"[/\\]", found[0].rstrip("/\\"))[-1], text)
+
+
+def _record(outcome: RunResult) -> dict[str, Any]:
+    """Return what is kept of a record: what says nothing is left out."""
+    empty = RunResult("", "", "", 0, "", {}, "")
+    short = replace(
+        outcome,
+        phases=_rounded(outcome.phases),
+        rounds=_rounded(outcome.rounds),
+        relevance=_rounded(outcome.relevance),
+    )
+    data = dict(plain(asdict(short)))  # type: ignore[arg-type]  # a dataclass becomes a dict
+    always = ("method", "label", "target", "seed", "kind")
+    return _clean(  # type: ignore[no-any-return]
+        {
+            key: value
+            for key, value in data.items()
+            if key not in _LEFT_OUT and (key in always or value != getattr(empty, key))
+        }
+    )
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.{_DIGITS}g}")
+    if isinstance(value, Mapping):
+        return {key: _rounded(item) for key, item in value.items()}
+    return [_rounded(item) for item in value] if isinstance(value, list) else value
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, str):
+        return without_paths(value)
+    if isinstance(value, Mapping):
+        return {key: _clean(item) for key, item in value.items()}
+    return [_clean(item) for item in value] if isinstance(value, list) else value
+
+
+def _dump(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def _read_file(path: Path) -> tuple[dict[str, Any], list[RunResult]]:
+    what = "a file of records"
+    data = read_versioned(path, FORMAT, ["plan", "outcomes"], what)
+    try:
+        return dict(data["plan"]), [run_result_from({"setting": {}, "folder": "", **each}) for each in data["outcomes"]]
+    except (ValueError, TypeError, KeyError) as error:
+        raise StoreError(f"{path} is not {what}: {error!r}.") from None

@@ -1,0 +1,127 @@
+"""What a comparison writes down about each of its runs; every table is made from these records alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from forkmerge.engine.storage.atomic_files import explained, read_versioned, write_atomically
+from forkmerge.engine.storage.json_codec import encode, plain
+
+FORMAT = 1
+PLAN = "plan.json"
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """One run of a comparison.
+
+    Args:
+        method: The method's word.
+        label: Its name in tables.
+        target: The target task.
+        seed: The run's seed.
+        kind: "final", or "tuning" for a run that only helped to choose a setting.
+        setting: What tuning tries or chose.
+        folder: The run's folder, relative to the comparison's.
+        split: What `metrics` were measured on: "test", or "validation" where the problem has no test split.
+        metrics: The target's metrics; None in place of a number that is not finite.
+        directions: +1 for metrics where higher is better, −1 for the others.
+        validation: The target's validation metrics, which choices are made by; empty where nothing was scored.
+        branches: The branches that were forked, or the number of runs that take their place.
+        steps: T.
+        seconds: Time of training, validation and merging, over all branches.
+        memory: Model sizes that the run's tensors take, activations apart; None if unknown.
+        phases: The same time by phase: train, rank, search, merge.
+        rounds: What every round of the search found: the step of its merge, the merge's score and metrics on
+            validation, coefficients, and scores of branches, where there are several.
+        relevance: λ by task, over all rounds.
+        notes: What a reader should know.
+        error: Why there is no result, if there is none.
+        details: The traceback behind it.
+    """
+
+    method: str
+    label: str
+    target: str
+    seed: int
+    kind: str
+    setting: dict[str, Any]
+    folder: str
+    split: str = "test"
+    metrics: dict[str, float | None] = field(default_factory=dict)
+    directions: dict[str, int] = field(default_factory=dict)
+    validation: dict[str, float | None] = field(default_factory=dict)
+    branches: int = 1
+    steps: int = 0
+    seconds: float = 0.0
+    memory: float | None = None
+    phases: dict[str, float] = field(default_factory=dict)
+    rounds: list[dict[str, Any]] = field(default_factory=list)
+    relevance: dict[str, float] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    error: str | None = None
+    details: str = ""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether there is a result, and all of it finite."""
+        return self.error is None and bool(self.metrics) and None not in self.metrics.values()
+
+    @property
+    def branches_left(self) -> int:
+        """B: the branches of the last round where some were pruned, otherwise all."""
+        counts = [max(len(found.get("branches", ())), 1) for found in self.rounds]
+        return counts[-1] if counts and counts[-1] < counts[0] else self.branches
+
+    @property
+    def file(self) -> str:
+        """Where it is written, relative to the comparison's folder."""
+        return f"{self.folder}{'-tuning' if self.kind == 'tuning' else ''}.json"
+
+    def write(self, out: Path) -> None:
+        """Write the record into a comparison's folder."""
+        path = out / self.file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, encode({"format": FORMAT, "outcome": plain(asdict(self))}, 2))
+
+
+def read_run_result(out: Path, file: str) -> RunResult | None:
+    """Return a record, or None if it has not been written."""
+    path = out / file
+    if not path.is_file():
+        return None
+    return run_result_from(_read(path, "outcome"))
+
+
+def run_result_from(data: Mapping[str, Any]) -> RunResult:
+    """Return a record from its plain form; one written before a field existed has its default."""
+    known = {item.name for item in fields(RunResult)}
+    return RunResult(**{key: value for key, value in data.items() if key in known})
+
+
+def read_run_results(out: str | os.PathLike[str]) -> list[RunResult]:
+    """Return all records of a comparison, by file name."""
+    folder = Path(out)
+    found = (read_run_result(folder, str(path.relative_to(folder))) for path in sorted(folder.glob("*/*.json")))
+    return [outcome for outcome in found if outcome is not None]
+
+
+def write_plan(out: Path, plan: Mapping[str, Any]) -> None:
+    """Write what a folder compares."""
+    with explained(f"make the folder {out}"):
+        out.mkdir(parents=True, exist_ok=True)
+    write_atomically(out / PLAN, encode({"format": FORMAT, "plan": plain(plan)}, 2))
+
+
+def read_plan(out: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """Return what a folder compares, or None if it is not the folder of a comparison."""
+    path = Path(out) / PLAN
+    return _read(path, "plan") if path.is_file() else None
+
+
+def _read(path: Path, key: str) -> dict[str, Any]:
+    return dict(read_versioned(path, FORMAT, [key], "a record of a comparison", "it")[key])

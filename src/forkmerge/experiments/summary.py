@@ -1,0 +1,242 @@
+"""From the records of a comparison to its numbers: Δ_m, paired differences, wins and losses, costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any
+
+from forkmerge.experiments.paired_statistics import CONFIDENCE, Paired, Spread, compare_paired, relative_change, spread
+from forkmerge.experiments.run_results import RunResult
+
+Scores = Mapping[int, float]  # by seed
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How a method does on a target, or over all targets.
+
+    Args:
+        method: The method's word.
+        label: Its name in tables.
+        metrics: Each metric over seeds; empty over all targets.
+        change: The mean relative change against the baseline, over seeds, as a fraction: Δ_m over all targets. None
+            where it does not exist.
+        to_baseline: The paired difference to the baseline, in units of `change`; None for the baseline itself.
+        rival: The best other method, by its mean.
+        to_rival: The paired difference to it.
+    """
+
+    method: str
+    label: str
+    metrics: dict[str, Spread]
+    change: Spread | None
+    to_baseline: Paired | None
+    rival: str | None
+    to_rival: Paired | None
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a method costs.
+
+    Args:
+        branches: B, after pruning, or the number of runs that take the place of branches; 1 for most methods.
+        per_branch: Δ_m / (B − 1): the gain per extra branch; None for B = 1.
+        time: Seconds of a run with its tuning, as a ratio to one run of the baseline.
+        tuning: The part of `time` that is tuning.
+        memory: Model sizes held beyond the baseline's.
+    """
+
+    branches: int
+    per_branch: float | None
+    time: float | None
+    tuning: float | None
+    memory: float | None
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Everything that the tables show.
+
+    Args:
+        baseline: Label of the method that all are compared with.
+        confidence: Of all intervals.
+        seeds: All seeds.
+        split: What the metrics were measured on: "test", "validation" or "mixed".
+        equal_labels: Whether all methods trained on training ∪ validation data in the end.
+        directions: `{target: {metric: ±1}}`.
+        targets: Every method's standing on every target.
+        overall: Every method's standing over all targets.
+        costs: By method.
+        settings: What tuning chose, `{target: {method: setting}}`.
+        failures: One line for every run without a result.
+    """
+
+    baseline: str
+    confidence: float
+    seeds: list[int]
+    split: str
+    equal_labels: bool
+    directions: dict[str, dict[str, int]]
+    targets: dict[str, list[Standing]]
+    overall: list[Standing]
+    costs: dict[str, Cost]
+    settings: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+
+
+def summarise(
+    outcomes: Sequence[RunResult], plan: Mapping[str, Any], baseline: str = "stl", confidence: float = CONFIDENCE
+) -> Summary:
+    """Return the numbers of a comparison.
+
+    Relative changes are taken against the baseline's mean over its seeds. So Δ_m is linear in the metrics, its mean
+    over seeds can be checked against the means in the tables, and equals the mean paired difference to the baseline.
+
+    Args:
+        outcomes: The records of all runs.
+        plan: What is compared, as it was written.
+        baseline: The method that all are compared with.
+        confidence: Of all intervals.
+    """
+    labels = {method["word"]: method["label"] for method in plan["methods"]}
+    finals = [outcome for outcome in outcomes if outcome.kind == "final" and outcome.method in labels]
+    good = [outcome for outcome in finals if outcome.is_complete]
+    targets = [target for target in plan["targets"] if any(outcome.target == target for outcome in good)]
+    directions = {target: next(o.directions for o in good if o.target == target) for target in targets}
+    changes = changes_by_target(outcomes, plan, baseline)
+    overall = average_changes(changes)
+    standings = {
+        target: _standings(labels, _of(good, target), changes[target], baseline, confidence) for target in targets
+    }
+    splits = {outcome.split for outcome in good}
+    return Summary(
+        baseline=labels[baseline],
+        confidence=confidence,
+        seeds=list(plan["seeds"]),
+        split=splits.pop() if len(splits) == 1 else "mixed",
+        equal_labels=bool(plan["equal_labels"]),
+        directions=directions,
+        targets=standings,
+        overall=_standings(labels, [], overall, baseline, confidence),
+        costs={word: _cost(word, outcomes, overall, baseline) for word in labels},
+        settings=_settings(finals),
+        failures=[_failure(outcome) for outcome in finals if not outcome.is_complete],
+    )
+
+
+def changes_by_target(
+    outcomes: Sequence[RunResult], plan: Mapping[str, Any], baseline: str = "stl"
+) -> dict[str, dict[str, Scores]]:
+    """Return `{target: {method: {seed: relative change}}}`, for targets that have a result.
+
+    Args:
+        outcomes: The records of all runs.
+        plan: What is compared, as it was written.
+        baseline: The method whose mean over its seeds changes are relative to.
+    """
+    words = {method["word"] for method in plan["methods"]}
+    good = [o for o in outcomes if o.kind == "final" and o.method in words and o.is_complete]
+    found: dict[str, dict[str, Scores]] = {}
+    for target in plan["targets"]:
+        own = _of(good, target)
+        if own:
+            found[target] = _changes(own, own[0].directions, baseline)
+    return found
+
+
+def _of(outcomes: Iterable[RunResult], target: str) -> list[RunResult]:
+    return [outcome for outcome in outcomes if outcome.target == target]
+
+
+def _numbers(outcome: RunResult) -> dict[str, float]:
+    return {name: value for name, value in outcome.metrics.items() if value is not None}
+
+
+def _changes(outcomes: Sequence[RunResult], directions: Mapping[str, int], baseline: str) -> dict[str, Scores]:
+    """Return `{method: {seed: relative change}}` on one target, against the mean of the baseline's runs."""
+    base = [_numbers(outcome) for outcome in outcomes if outcome.method == baseline]
+    if not base:
+        return {}
+    reference = {name: fmean(metrics[name] for metrics in base) for name in directions}
+    changes: dict[str, dict[int, float]] = {}
+    for outcome in outcomes:
+        change = relative_change(_numbers(outcome), reference, directions)
+        if change == change:  # a metric of 0 in the baseline gives no relative change
+            changes.setdefault(outcome.method, {})[outcome.seed] = change
+    return dict(changes)
+
+
+def average_changes(targets: Mapping[str, Mapping[str, Scores]]) -> dict[str, Scores]:
+    """Return Δ_m by method and seed: the mean over targets, for seeds that have all of them."""
+    if not targets:
+        return {}
+    result: dict[str, Scores] = {}
+    for method in next(iter(targets.values())):
+        runs = [target.get(method, {}) for target in targets.values()]
+        seeds = [seed for seed in runs[0] if all(seed in run for run in runs)]
+        if seeds:
+            result[method] = {seed: fmean(run[seed] for run in runs) for seed in seeds}
+    return result
+
+
+def _standings(
+    labels: Mapping[str, str],
+    outcomes: Sequence[RunResult],
+    changes: Mapping[str, Scores],
+    baseline: str,
+    confidence: float,
+) -> list[Standing]:
+    means = {method: fmean(scores.values()) for method, scores in changes.items()}
+    found = []
+    for method, label in labels.items():
+        runs = [_numbers(outcome) for outcome in outcomes if outcome.method == method]
+        own = changes.get(method, {})
+        rival = max((other for other in means if other != method), key=means.__getitem__, default=None)
+        found.append(
+            Standing(
+                method=method,
+                label=label,
+                metrics={name: spread([run[name] for run in runs]) for name in (runs[0] if runs else ())},
+                change=spread(list(own.values())) if own else None,
+                to_baseline=compare_paired(own, changes.get(baseline, {}), confidence) if method != baseline else None,
+                rival=labels[rival] if rival and own else None,
+                to_rival=compare_paired(own, changes[rival], confidence) if rival else None,
+            )
+        )
+    return found
+
+
+def _cost(word: str, outcomes: Sequence[RunResult], overall: Mapping[str, Scores], baseline: str) -> Cost:
+    """Return what a method costs, on the targets and seeds where the baseline has a result, too."""
+    runs = {(o.target, o.seed): o for o in outcomes if o.kind == "final" and o.method == word and o.error is None}
+    base = {(o.target, o.seed): o for o in outcomes if o.kind == "final" and o.method == baseline and o.error is None}
+    shared = [key for key in runs if key in base]
+    branches = max((run.branches_left for run in runs.values()), default=1)
+    extra = fmean(overall[word].values()) / (branches - 1) if word in overall and branches > 1 else None
+    time = tuning = None
+    unit = sum(base[key].seconds for key in shared)
+    if unit:
+        targets = {target for target, _ in shared}
+        spent = sum(o.seconds for o in outcomes if o.kind == "tuning" and o.method == word and o.target in targets)
+        # A choice is made once per target, however many seeds follow it.
+        tuning = spent / len(targets) / (unit / len(shared))
+        time = sum(runs[key].seconds for key in shared) / unit + tuning
+    sizes = [(runs[key].memory, base[key].memory) for key in shared]
+    known = [own - other for own, other in sizes if own is not None and other is not None]
+    return Cost(branches, extra, time, tuning, max(known, default=None))
+
+
+def _settings(finals: Iterable[RunResult]) -> dict[str, dict[str, dict[str, Any]]]:
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for outcome in finals:
+        if outcome.setting:
+            found.setdefault(outcome.target, {})[outcome.label] = outcome.setting
+    return found
+
+
+def _failure(outcome: RunResult) -> str:
+    reason = outcome.error or "a metric is not finite"
+    return f"{outcome.label} on {outcome.target!r}, seed {outcome.seed}: {reason}"

@@ -1,0 +1,139 @@
+"""Methods by name, and the table of them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from typing import Any
+
+from forkmerge.errors import ProblemError, unknown_name
+from forkmerge.methods._arml import ARML
+from forkmerge.methods._autolambda import AutoLambda
+from forkmerge.methods._auxinash import AuxiNash
+from forkmerge.methods._cagrad import CAGrad
+from forkmerge.methods._dwa import DWA
+from forkmerge.methods._equal import EW
+from forkmerge.methods._famo import FAMO
+from forkmerge.methods._gcs import GCS
+from forkmerge.methods._gradnorm import GradNorm
+from forkmerge.methods._imtl import IMTL, IMTL_G, IMTL_L
+from forkmerge.methods._mgda import MGDA
+from forkmerge.methods._nash import NashMTL
+from forkmerge.methods._olaux import OL_AUX
+from forkmerge.methods._rlw import RLW
+from forkmerge.methods._surgery import GradVac, PCGrad, TargetAwareGradVac, TargetAwarePCGrad
+from forkmerge.methods._uncertainty import UW
+from forkmerge.methods.base import Method
+from forkmerge.methods.data_sheet import facts_of
+
+_LISTED: tuple[type[Method], ...] = (
+    EW,
+    UW,
+    DWA,
+    RLW,
+    FAMO,
+    IMTL_L,
+    MGDA,
+    GradNorm,
+    PCGrad,
+    GradVac,
+    IMTL_G,
+    IMTL,
+    CAGrad,
+    NashMTL,
+    GCS,
+    OL_AUX,
+    ARML,
+    AutoLambda,
+    AuxiNash,
+    TargetAwarePCGrad,
+    TargetAwareGradVac,
+)
+METHODS: dict[str, type[Method]] = {method.__name__: method for method in _LISTED}
+"""Every method of ours by its class name: weights from losses, from gradients, and for a target's sake."""
+
+TORCHJD = "torchjd:"
+
+
+def method_from(value: object) -> Method | None:
+    """Return a method from a method, its name, a TorchJD object or its name, or `{"name": …, **options}`.
+
+    Case, "-" and "_" do not matter in names of ours: "Nash-MTL" is `NashMTL()`, "auto-λ" is `AutoLambda()`. TorchJD's
+    follow "torchjd:". Names may have options in Python's spelling: "GradVac(beta=0.1)", "torchjd:CAGrad(c=0.5)". None
+    stays None.
+
+    Example:
+        >>> method_from("nash-mtl(every=4)").every
+        4
+    """
+    if value is None or isinstance(value, Method):
+        return value
+    if isinstance(value, Mapping) and isinstance(value.get("name"), str):
+        options = {str(key): option for key, option in value.items() if key != "name"}
+        if not value["name"].startswith(TORCHJD):
+            return _built(value["name"], options)
+        value = f"{value['name']}({', '.join(f'{key}={option!r}' for key, option in options.items())})"
+    if isinstance(value, str):
+        if value.startswith(TORCHJD):
+            from forkmerge.methods.torchjd.adapter import torchjd_named
+
+            return torchjd_named(value.removeprefix(TORCHJD))
+        return _built(*_parsed(value))
+    if any(kind.__module__.startswith("torchjd.") for kind in type(value).__mro__):
+        from forkmerge.methods.torchjd.adapter import torchjd_object
+
+        return torchjd_object(value)
+    raise ProblemError(
+        f"method must be a method, its name, {{'name': …}}, or a TorchJD scalarizer, weighting or aggregator, "
+        f"got {value!r}."
+    )
+
+
+def _parsed(text: str) -> tuple[str, dict[str, Any]]:
+    """Split "GradVac(beta=0.1)" into the name and the options."""
+    name, bracket, rest = text.partition("(")
+    if not bracket:
+        return name, {}
+    try:
+        call = ast.parse("method(" + rest, mode="eval").body
+        assert isinstance(call, ast.Call)
+        if call.args or any(item.arg is None for item in call.keywords):
+            raise ValueError
+        return name, {str(item.arg): ast.literal_eval(item.value) for item in call.keywords}
+    except (SyntaxError, ValueError, AssertionError):
+        raise ProblemError(f"cannot read the method {text!r}: write options as in 'GradVac(beta=0.1)'.") from None
+
+
+def _built(name: str, options: Mapping[str, Any]) -> Method:
+    known = {_key(key): method for key, method in METHODS.items()}
+    kind = known.get(_key(name))
+    if kind is None:
+        names = [*METHODS, f"{TORCHJD}NAME (any class of torchjd.aggregation or torchjd.scalarization)"]
+        raise ProblemError(unknown_name("method", name, names))
+    for option in options:
+        if option not in facts_of(kind)["options"]:
+            raise ProblemError(unknown_name(f"option of {kind.__name__}", option, facts_of(kind)["options"]))
+    return kind(**options)
+
+
+def methods_table() -> list[dict[str, Any]]:
+    """Return one row per method of ours, read from the docstrings; the keys are those of `facts_of`."""
+    return [facts_of(method) for method in METHODS.values()]
+
+
+def methods_markdown() -> str:
+    """Return the tables of `docs/methods.md`: what each method costs, and its paper and deviations."""
+    rows = methods_table()
+    heads = ("method", "uses", "target", "heads", "state", "extra passes", "memory")
+    costs = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    papers = ["| method | options | paper | where we differ or choose |", "|---|---|---|---|"]
+    for row in rows:
+        keys = ("uses", "target", "heads", "state", "passes", "memory")
+        costs.append("| " + " | ".join([f"`{row['name']}`", *(row[key] for key in keys)]) + " |")
+        options = ", ".join(f"`{key}={value!r}`" for key, value in row["options"].items())
+        papers.append(f"| `{row['name']}` | {options} | {row['paper']} | {row['note']} |")
+    return "\n".join(costs) + "\n\n" + "\n".join(papers) + "\n"
+
+
+def _key(name: str) -> str:
+    return "".join(char for char in name.lower().replace("λ", "lambda") if char.isalnum())

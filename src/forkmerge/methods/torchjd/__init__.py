@@ -1,0 +1,1 @@
+"""TorchJD's scalarizers, weightings and aggregators as methods."""

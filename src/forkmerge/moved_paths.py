@@ -1,0 +1,151 @@
+"""Paths of modules before they moved into packages: imports of them, and run folders that name them, go on working."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+_ROOT = __name__.partition(".")[0]
+# Where a module's names are now, relative to the package; a module that was divided has several places.
+_MOVED = {
+    "_demo_text": "cli.demo_text",
+    "ahead": "problem.prefetch",
+    "algorithms._composed": "algorithms.composed",
+    "algorithms._config": "algorithms.resolved_config",
+    "algorithms._equal_compute": "algorithms.equal_compute",
+    "algorithms._fit": "algorithms.fit",
+    "algorithms._forkmerge": "algorithms.forkmerge",
+    "algorithms._judge": "algorithms.validation",
+    "algorithms._merger": "algorithms.end_of_round",
+    "algorithms._posttrain": "algorithms.post_train",
+    "algorithms._progress": "algorithms.checkpoint",
+    "algorithms._rounds": "algorithms.rounds",
+    "algorithms._settings": "algorithms.settings",
+    "algorithms._weightgrid": "algorithms.weight_grid",
+    "analysis.budget": "analysis.diagnosis.budget",
+    "analysis.lessons": "analysis.transfer_runs",
+    "analysis.pictures": "analysis.feature_map",
+    "analysis.pieces": "analysis.diagnosis.pieces",
+    "analysis.plaindata": "analysis.result_base",
+    "analysis.verdicts": "report.verdict_table",
+    "analysis.why": "analysis.replayed_search",
+    "arithmetic": "engine.merging.arithmetic",
+    "attic": "engine.training.release_memory",
+    "auxiliaries": "problem.made_auxiliaries",
+    "branch": "engine.training.branch engine.training.options",
+    "candidates": "engine.merging.candidates engine.merging.coefficients",
+    "checks": "algorithms.preflight",
+    "codec": "engine.storage.json_codec",
+    "combining": "engine.training.combine_tasks",
+    "compare_cli": "cli.compare",
+    "compare_options": "experiments.compare_options",
+    "comparison_tables": "report.comparison_tables",
+    "compiling": "engine.training.torch_compile",
+    "console": "cli.progress experiments.units cli.terminal",
+    "contenders": "experiments.compared_methods",
+    "copying": "algorithms.copy_training",
+    "course": "engine.merging.race_over_examples",
+    "demo": "cli.demo",
+    "devices": "engine.executors.devices",
+    "diagnose_cli": "cli.diagnose",
+    "disk": "engine.storage.atomic_files",
+    "dividing": "problem.split_dataset",
+    "execution": "engine.executors.serial engine.executors.executor",
+    "experiment": "experiments.comparison",
+    "export": "algorithms.export",
+    "factories": "engine.training.optimizers",
+    "feed": "problem.batches",
+    "figures": "cli.demo_figure",
+    "foresight": "experiments.cost_of_comparison",
+    "fork": "algorithms.own_loop",
+    "formats": "engine.training.memory_format",
+    "gradients": "engine.training.task_gradients",
+    "history": "algorithms.saved_run",
+    "loop": "engine.training.step_loop",
+    "measuring": "engine.merging.measure_candidate",
+    "memory": "engine.executors.shared_memory",
+    "merging": "engine.merging.find_merge engine.merging.blend engine.merging.synchronise engine.merging.state_dicts "
+    "engine.merging.batchnorm_policy",
+    "methods._base": "methods.base",
+    "methods._facts": "methods.data_sheet",
+    "methods._module_state": "methods.torchjd.module_state",
+    "methods._registry": "methods.registry",
+    "methods._torchjd": "methods.torchjd.adapter",
+    "methods._torchjd_names": "methods.torchjd.names",
+    "metrics": "problem.metrics",
+    "mixtures": "algorithms.mixtures engine.merging.relevance",
+    "norms": "engine.training.batchnorm",
+    "order": "problem.example_order problem.randomness",
+    "outcomes": "experiments.run_results",
+    "pace": "cli.comparison_progress",
+    "parallel": "engine.executors.process_executor",
+    "plan": "experiments.cost_of_run",
+    "pool": "engine.executors.parallel_calls",
+    "pretraining": "experiments.pretraining",
+    "probe": "engine.training.method_context",
+    "racing": "engine.merging.race",
+    "reading": "problem.batch_reader",
+    "recipe": "experiments.recipe",
+    "records": "experiments.results_file",
+    "report.drawing": "report.matplotlib_figure",
+    "report.interactive": "report.plotly_figure",
+    "report.saved": "report.saved_results",
+    "report_cli": "cli.report",
+    "run": "algorithms.run_record",
+    "schedule": "engine.executors.load_balance",
+    "scoring": "problem.scoring",
+    "sealed": "algorithms.measure_test_split",
+    "searches": "engine.merging.searches",
+    "session": "cli.terminal",
+    "sharing": "engine.training.shared_parameters",
+    "shelf": "engine.executors.shared_rows",
+    "solvers": "methods.solvers",
+    "state": "engine.training.state",
+    "statistics": "experiments.paired_statistics",
+    "store": "engine.storage.run_folder engine.storage.lock",
+    "summary": "experiments.summary",
+    "sums": "problem.exact_sum",
+    "tables": "report.table",
+    "trial": "experiments.comparison_run",
+    "views": "cli.print_run",
+    "words": "experiments.option_syntax",
+    "workbench": "engine.training.model_binding",
+    "workers": "engine.executors.worker_team",
+}
+MODULES = {f"{_ROOT}.{old}": [f"{_ROOT}.{new}" for new in places.split()] for old, places in _MOVED.items()}
+
+
+class MovedPaths(MetaPathFinder, Loader):
+    """Finds a module of an old path as one whose names are looked up in the modules that have them now."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the spec of a path that has moved; every other path is somebody else's."""
+        return ModuleSpec(fullname, self) if fullname in MODULES else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """Return a module that is empty until a name is asked for."""
+        return ModuleType(spec.name, f"Moved to {', '.join(MODULES[spec.name])}.")
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Let the module look names up."""
+
+        def look_up(name: str) -> Any:
+            for place in MODULES[module.__name__]:
+                current = import_module(place)
+                if hasattr(current, name):
+                    return getattr(current, name)
+            raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
+
+        module.__getattr__ = look_up  # type: ignore[method-assign]
+
+
+def current_paths(text: str) -> list[str]:
+    """Return what `module:qualname` of an old path may be called now; nothing for a path that has not moved."""
+    module, colon, name = text.partition(":")
+    return [f"{place}:{name}" for place in MODULES.get(module, [])] if colon else []

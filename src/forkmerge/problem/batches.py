@@ -1,0 +1,142 @@
+"""From a data set to the batch of a step, in this process or in loader workers, with the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+from forkmerge.problem.batch_reader import Reader, reader_of
+from forkmerge.problem.definition import Evaluation, Stream
+from forkmerge.problem.example_order import batch_indices
+from forkmerge.problem.prefetch import SideStream, move, read_ahead
+from forkmerge.problem.randomness import derive, set_random_state
+
+Batches = Generator[Any, None, None]
+
+
+def read_examples(source: Stream, indices: list[int], seed: int) -> Any:
+    """Return the batch of the given examples.
+
+    Each example, and the collate function, is read under its own global random state derived from `seed`, so
+    augmentations may draw from torch, numpy or `random` and give the same bits in any process.
+    """
+    examples = []
+    for place, index in enumerate(indices):
+        set_random_state(derive(seed, "example", place))
+        examples.append(source.dataset[index])
+    set_random_state(derive(seed, "collate"))
+    return (source.collate_fn or default_collate)(examples)
+
+
+class _Examples(Dataset[Any]):
+    """The endless stream as a data set whose items are whole batches, addressed by position."""
+
+    def __init__(self, name: str, stream: Stream, seed: int) -> None:
+        self.name, self.stream, self.seed = name, stream, seed
+
+    def __getitem__(self, position: int) -> Any:
+        indices = _indices(self.name, self.stream, self.seed, position)
+        return read_examples(self.stream, indices.tolist(), derive(self.seed, self.name, "batch", position))
+
+
+def batches(
+    name: str,
+    stream: Stream,
+    positions: range | list[int],
+    seed: int,
+    device: torch.device,
+    *,
+    workers: int = 0,
+) -> Batches:
+    """Return the batches at the given positions of a stream, on a device; close it if it is left before its end.
+
+    Data that can be read in whole batches is read in this process whatever `workers` says: a worker would only add
+    copies. Examples read one by one are never read by a thread: they may draw from the global random states.
+    """
+    reader = reader_of(stream)
+    if reader is not None:
+        return _read_whole(reader, partial(_indices, name, stream, seed), positions, device)
+    source = _Examples(name, stream, seed)
+    if workers == 0:
+        return (move(source[position], device) for position in positions)
+    loader = DataLoader(
+        source,
+        batch_size=None,  # items are whole batches already
+        sampler=positions,
+        num_workers=workers,
+        generator=torch.Generator().manual_seed(seed),  # otherwise the loader draws from the global state
+        collate_fn=_identity,
+        pin_memory=device.type == "cuda",
+    )
+    started = iter(loader)  # now: processes are better forked before a thread of another stream runs
+    return (move(batch, device) for batch in started)
+
+
+def evaluation_batches(
+    evaluation: Evaluation, order: Sequence[int], seed: int, device: torch.device, *, chunk: int | None = None
+) -> Batches:
+    """Return the batches of an evaluation's examples in the given order, on a device.
+
+    Close it if it is left before its end. An example that is read by itself is read under a random state of its own,
+    wherever it stands.
+
+    Args:
+        evaluation: The examples.
+        order: Their indices.
+        seed: The run's seed.
+        device: Where batches go.
+        chunk: The size of all batches, the last filled up with copies of its last example; None takes the
+            evaluation's `batch_size` and leaves the last one short.
+    """
+    size = chunk or evaluation.batch_size
+    starts = range(0, len(order), size)
+    reader = reader_of(evaluation)
+    missing = -len(order) % size if chunk else 0
+    if reader is not None:
+        whole = torch.as_tensor([*order, *[order[-1]] * missing])
+        return _read_whole(reader, lambda start: whole[start : start + size], starts, device)
+
+    def read(at: int) -> Any:
+        chosen, examples = order[at : at + size], []
+        for index in chosen:
+            set_random_state(derive(seed, "evaluation", index))
+            examples.append(evaluation.dataset[index])
+        examples += examples[-1:] * (size - len(examples) if chunk else 0)
+        set_random_state(derive(seed, "evaluation collate", chosen[0]))
+        return move((evaluation.collate_fn or default_collate)(examples), device)
+
+    return (read(at) for at in starts)
+
+
+def _indices(name: str, stream: Stream, seed: int, position: int) -> torch.Tensor:
+    size = len(stream.dataset)  # type: ignore[arg-type]  # checked by Problem
+    return batch_indices(size, stream.batch_size, position, seed, name)
+
+
+def _read_whole(
+    reader: Reader, indices: Callable[[int], torch.Tensor], positions: Sequence[int], device: torch.device
+) -> Batches:
+    def read(position: int) -> Any:
+        return reader.read(indices(position))
+
+    if len(positions) == 1 or not reader.is_worth_a_thread(device):
+        for position in positions:
+            yield move(read(position), device)
+    elif device.type == "cuda":
+        side = SideStream(device)
+        with closing(read_ahead(lambda position: side.send(partial(read, position)), positions)) as ahead:
+            for sent in ahead:
+                yield side.receive(sent)
+    else:
+        with closing(read_ahead(read, positions)) as ahead:
+            for batch in ahead:
+                yield move(batch, device)
+
+
+def _identity(batch: Any) -> Any:
+    return batch

@@ -1,0 +1,144 @@
+"""Metrics that are means of non-negative costs, one per example: the scores a search can race on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from forkmerge.errors import ProblemError
+from forkmerge.problem.exact_sum import rounded
+
+Cost = Callable[[Any, Any], Tensor]
+
+
+@dataclass(frozen=True)
+class MeanCost:
+    """A metric Σ costs / Σ counts, or one minus that, whose costs are non-negative and belong to single examples.
+
+    Its value never depends on how it was found: costs are summed exactly and rounded once. A cost that is NaN counts
+    as +∞. A search over candidates evaluates only as many examples as the best of them can be told from.
+
+    Args:
+        cost: `cost(predictions, targets) -> tensor [n]`, not negative.
+        count: `count(targets) -> tensor [n]`, what each example adds to the denominator, such as its valid pixels; it
+            may depend on the targets only. Every example counts 1 where None.
+        complement: Whether the value is 1 − Σ costs / Σ counts, as an accuracy is of errors; higher is better then.
+        hardness: `hardness(predictions, targets) -> tensor [n]`: how likely similar models err there. A search looks
+            first at the examples where it and the cost are highest; it never changes what is found.
+        name: The metric's name; the cost function's where empty.
+
+    Example:
+        >>> import torch
+        >>> squared = MeanCost(lambda p, t: (p - t).square(), name="mse")
+        >>> squared(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0]))
+        2.0
+    """
+
+    cost: Cost
+    count: Callable[[Any], Tensor] | None = None
+    complement: bool = False
+    hardness: Cost | None = None
+    name: str = ""
+
+    @property
+    def __name__(self) -> str:
+        return self.name or getattr(self.cost, "__name__", "cost")
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Whether the value grows as costs fall."""
+        return self.complement
+
+    def __call__(self, predictions: Any, targets: Any) -> float:
+        """Return the value over all the given examples."""
+        costs, counts, _ = self.rows(predictions, targets).cpu().unbind(1)
+        return self.value(rounded(self.check(costs).tolist()), rounded(counts.tolist()))
+
+    def value(self, total: float, count: float) -> float:
+        """Return the metric from the sums of costs and counts: it never rises, in terms of a score, with `total`."""
+        if not count > 0:
+            return math.nan
+        return (count - total if self.complement else total) / count
+
+    def rows(self, predictions: Any, targets: Any) -> Tensor:
+        """Return cost, count and what to order by, of every example, as [n, 3]: unchecked, on the model's device."""
+        costs = self.cost(predictions, targets)
+        if not isinstance(costs, Tensor) or costs.dim() != 1:
+            got = f"a tensor of shape {tuple(costs.shape)}" if isinstance(costs, Tensor) else type(costs).__name__
+            raise ProblemError(f"metric {self.__name__!r} must cost a tensor of one number per example, got {got}.")
+        costs = costs.double()
+        counts = torch.ones_like(costs) if self.count is None else self.count(targets).to(costs)
+        rank = costs if self.hardness is None else costs + self.hardness(predictions, targets)
+        return torch.stack([costs, counts, rank], 1)
+
+    def check(self, costs: Tensor) -> Tensor:
+        """Return costs with NaN as +∞; refuse negative ones."""
+        if bool((costs < 0).any()):
+            raise ProblemError(
+                f"metric {self.__name__!r} has a cost of {costs.min().item():.4g}: costs may not be negative. Add a "
+                "constant, or pass a plain function of all predictions and targets as the metric."
+            )
+        return costs.nan_to_num(nan=math.inf, posinf=math.inf)
+
+
+def _errors(predictions: Tensor, targets: Tensor) -> Tensor:
+    guesses = predictions.argmax(dim=-1)
+    _check_shapes("accuracy", guesses, targets, "predictions without their last dimension")
+    # A prediction of NaN is an error: `argmax` takes the first NaN, which may be the target's.
+    wrong = (guesses != targets) | predictions.isnan().any(dim=-1)
+    return _per_example(wrong)
+
+
+def _doubt(predictions: Tensor, targets: Tensor) -> Tensor:
+    """1 − the target's probability; a target that is no class has none."""
+    is_class = (targets >= 0) & (targets < predictions.shape[-1])
+    place = torch.where(is_class, targets, 0).unsqueeze(-1)
+    return _per_example(1 - torch.where(is_class, predictions.softmax(-1).gather(-1, place).squeeze(-1), 0.0))
+
+
+def _surprise(predictions: Tensor, targets: Tensor) -> Tensor:
+    return _per_example(functional.cross_entropy(predictions.double(), targets, reduction="none"))
+
+
+def _labelled(targets: Tensor) -> Tensor:
+    return _per_example(targets != -100)  # torch's `ignore_index`
+
+
+def _distance(predictions: Tensor, targets: Tensor) -> Tensor:
+    _check_shapes("absolute_error", predictions, targets, "predictions")
+    known = ~targets.isnan()
+    return _per_example(torch.where(known, (predictions.double() - targets.double()).abs(), 0.0))
+
+
+def _known(targets: Tensor) -> Tensor:
+    return _per_example(~targets.isnan())
+
+
+def _elements(targets: Tensor) -> Tensor:
+    return torch.full(targets.shape[:1], targets[0].numel(), dtype=torch.float64, device=targets.device)
+
+
+def _per_example(values: Tensor) -> Tensor:
+    return values.double() if values.dim() == 1 else values.flatten(1).sum(1, dtype=torch.float64)
+
+
+def _check_shapes(name: str, found: Tensor, targets: Any, what: str) -> None:
+    if not isinstance(targets, Tensor) or found.shape != targets.shape:
+        got = tuple(targets.shape) if isinstance(targets, Tensor) else type(targets).__name__
+        raise ProblemError(f"{name} needs targets of the shape of {what}, {tuple(found.shape)}, got {got}.")
+
+
+accuracy = MeanCost(_errors, _elements, complement=True, hardness=_doubt, name="accuracy")
+"""Share of targets that are the largest of the last dimension of the predictions."""
+
+nll = MeanCost(_surprise, _labelled, name="nll")
+"""Mean cross-entropy of logits [n, classes, …] against classes [n, …]; targets of −100 do not count."""
+
+absolute_error = MeanCost(_distance, _known, name="absolute_error")
+"""Mean absolute difference between predictions and targets; targets of NaN do not count."""

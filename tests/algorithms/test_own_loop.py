@@ -1,0 +1,664 @@
+"""ForkMerge in one's own loop: nothing given is touched, every branch is whole, and a merge is a merge."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset, WeightedRandomSampler
+
+import forkmerge as fm
+from problems import (
+    TASKS,
+    Augmented,
+    Bag,
+    Net,
+    bits,
+    conv_net,
+    examples,
+    fit,
+    frozen_net,
+    minus_loss,
+    noisy_net,
+    plain_net,
+    predict_target,
+    same_bits,
+    seeded,
+    shared_losses,
+    shared_problem,
+    tied_net,
+)
+
+BRANCHES = {"alone": {"tgt": 1.0}, "joint": {"tgt": 1.0, "odd": 0.5}}
+CONTEXT = fm.Context(0, 0)
+INPUTS, LABELS = examples(16, 1)
+HELD_OUT = examples(24, 2)
+
+
+def sgd(model: nn.Module, **options: Any) -> torch.optim.Optimizer:
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    return torch.optim.SGD(trainable, **{"lr": 0.3, "momentum": 0.9, **options})
+
+
+def step(branch: Any, batch: Any = (INPUTS, LABELS)) -> None:
+    """One step as anybody would write it."""
+    branch.model.train()
+    losses = shared_losses(branch.model, batch, list(branch.task_weights), CONTEXT)
+    total = sum(weight * losses[task] for task, weight in branch.task_weights.items())
+    branch.optimizer.zero_grad()
+    total.backward()
+    branch.optimizer.step()
+    if branch.scheduler is not None:
+        branch.scheduler.step()
+
+
+def score(model: nn.Module) -> float:
+    return minus_loss(*predict_target(model, HELD_OUT))
+
+
+def train(forked: fm.Fork, steps: int = 3, dropout: bool = False) -> None:
+    for branch in forked:
+        for index in range(steps):
+            if dropout:
+                torch.manual_seed(index)
+            step(branch)
+
+
+def branch_bits(forked: fm.Fork) -> dict[str, Any]:
+    return {branch.name: bits(branch.model) for branch in forked}
+
+
+class TestForking:
+    @pytest.mark.parametrize("net", [plain_net, noisy_net, conv_net, tied_net, frozen_net])
+    def test_what_was_given_is_left_alone_through_training_and_merging(self, net: Any) -> None:
+        model = seeded(net)
+        optimizer = sgd(model)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+        weights, state = bits(model), copy.deepcopy(optimizer.state_dict())
+        forked = fm.fork(model, optimizer, BRANCHES, scheduler=scheduler)
+        train(forked)
+        forked.merge(score)
+        train(forked)
+        assert same_bits(weights, model)
+        assert optimizer.state_dict() == state
+        assert scheduler.last_epoch == 0
+
+    def test_branches_start_as_independent_copies(self) -> None:
+        forked = fm.fork(model := seeded(noisy_net), sgd(model), BRANCHES)
+        one, other = forked
+        assert same_bits(one.model, other.model)
+        step(one)
+        assert same_bits(other.model, model)
+        assert not same_bits(one.model, model)
+
+    def test_frozen_parameters_are_shared_and_tied_ones_stay_tied(self) -> None:
+        model = seeded(frozen_net)
+        for branch in fm.fork(model, sgd(model), BRANCHES):
+            assert branch.model.body[0].weight is model.body[0].weight
+            assert branch.model.body[2].weight is not model.body[2].weight
+        for branch in fm.fork(tied := seeded(tied_net), sgd(tied), BRANCHES):
+            assert branch.model.body[1].first.weight is branch.model.body[1].second.weight
+
+    def test_a_branch_trains_exactly_as_the_original_would(self) -> None:
+        model = seeded(noisy_net)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        own = fm.fork(model, optimizer, {"all": dict.fromkeys(TASKS, 1.0)})["all"]
+        own.model.train(), model.train()
+        original = copy.copy(own)
+        original.model, original.optimizer = model, optimizer
+        for branch in (own, original):
+            for index in range(4):
+                torch.manual_seed(index)
+                step(branch)
+        assert same_bits(own.model, model)
+
+    def test_an_optimizer_that_is_already_warm_is_forked_with_its_state(self) -> None:
+        model = seeded(plain_net)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        warm = fm.fork(model, optimizer, BRANCHES)["alone"]
+        warm.model, warm.optimizer, warm.scheduler = model, optimizer, None
+        for _ in range(3):
+            step(warm)
+        forked = fm.fork(model, optimizer, BRANCHES)
+        branch = forked["alone"]
+        assert branch.optimizer.state[branch.model.body[0].weight]["step"] == 3
+        step(warm), step(branch)
+        assert same_bits(branch.model, model)
+
+    def test_lbfgs_works_in_an_own_loop(self) -> None:
+        model = seeded(plain_net)
+        forked = fm.fork(model, torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=4), BRANCHES)
+        before = score(model)
+        for _ in range(2):
+            for branch in forked:
+
+                def closure(branch: Any = branch) -> Any:
+                    branch.optimizer.zero_grad()
+                    loss = shared_losses(branch.model, (INPUTS, LABELS), ["tgt"], CONTEXT)["tgt"]
+                    loss.backward()
+                    return loss
+
+                branch.optimizer.step(closure)
+                assert all(p is q for p, q in zip(branch.optimizer._params, branch.model.parameters(), strict=True))
+            assert forked.merge(score).score > before
+        assert same_bits(model, seeded(plain_net))
+
+    def test_sparse_gradients_work(self) -> None:
+        model = seeded(lambda: Net(Bag(sparse=True)))
+        forked = fm.fork(model, torch.optim.SGD(model.parameters(), lr=0.3), BRANCHES)
+        train(forked)
+        assert math.isfinite(forked.merge(score).score)
+
+    def test_branches_are_reached_by_name_in_order(self) -> None:
+        forked = fm.fork(model := plain_net(), sgd(model), BRANCHES)
+        assert [branch.name for branch in forked] == ["alone", "joint"]
+        assert len(forked) == 2
+        assert forked["joint"].task_weights == {"tgt": 1.0, "odd": 0.5}
+        assert repr(forked["joint"]) == "ForkedBranch('joint', {'tgt': 1.0, 'odd': 0.5})"
+        with pytest.raises(fm.ProblemError, match=r"unknown branch 'jont'\. Did you mean 'joint'\?"):
+            forked["jont"]
+
+    @pytest.mark.filterwarnings("error")
+    @pytest.mark.parametrize("started", [0, 2])
+    def test_copied_schedulers_do_not_warn_about_the_order_of_steps(self, started: int) -> None:
+        model = seeded(plain_net)
+        optimizer = sgd(model)
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
+        for _ in range(started):
+            optimizer.step()
+            scheduler.step()
+        forked = fm.fork(model, optimizer, BRANCHES, scheduler=scheduler)
+        for _ in range(2):
+            train(forked, 2)
+            forked.merge(score)
+        for branch in forked:
+            assert branch.scheduler.last_epoch == started + 4
+            assert branch.scheduler.optimizer is branch.optimizer
+            assert branch.optimizer.param_groups[0]["lr"] == branch.scheduler.get_last_lr()[0] < 0.3
+
+    def test_a_forgotten_optimizer_step_is_still_warned_about(self) -> None:
+        model = plain_net()
+        optimizer = sgd(model)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+        branch = fm.fork(model, optimizer, BRANCHES, scheduler=scheduler)["alone"]
+        with pytest.warns(UserWarning, match=r"lr_scheduler.step\(\)` before `optimizer.step"):
+            branch.scheduler.step()
+
+    def test_every_branch_has_its_own_scaler(self) -> None:
+        model = seeded(plain_net)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        forked = fm.fork(model, sgd(model), BRANCHES, scaler=scaler)
+        one, other = forked
+        for branch in (one, other):
+            loss = shared_losses(branch.model, (INPUTS, LABELS), ["tgt"], CONTEXT)["tgt"]
+            branch.scaler.scale(loss).backward()
+            if branch is other:
+                branch.model.heads["tgt"].weight.grad[0, 0] = torch.inf
+            branch.scaler.step(branch.optimizer)
+            branch.scaler.update()
+        assert (one.scaler.get_scale(), other.scaler.get_scale(), scaler.get_scale()) == (8.0, 4.0, 8.0)
+        assert same_bits(other.model, model), "a step with an infinite gradient is skipped"
+        forked.merge(score)
+        assert (one.scaler.get_scale(), other.scaler.get_scale()) == (8.0, 4.0)
+
+
+class TestMerging:
+    def test_the_documented_loop_gives_what_fit_gives(self) -> None:
+        """The same batches and steps by hand and by `fit`: the same coefficients, scores and bits."""
+        run = fit(fm.ForkMerge(BRANCHES, interval=4), seeded_problem(), lambda: seeded(plain_net), optimizer=sgd)
+        model = seeded(plain_net)
+        forked = fm.fork(model, sgd(model), BRANCHES)
+        from forkmerge.problem.example_order import batch_indices
+
+        outcomes = []
+        for number in range(3):
+            for branch in forked:
+                for index in range(4 * number, 4 * number + 4):
+                    chosen = batch_indices(16, 8, index, 0, "all")
+                    step(branch, (INPUTS[chosen], LABELS[chosen]))
+            outcomes.append(forked.merge(score))
+        assert [o.coefficients for o in outcomes] == run.coefficients
+        assert [o.score for o in outcomes] == [r.score for r in run.rounds]
+        assert [o.relevance for o in outcomes] == [r.relevance for r in run.rounds]
+        assert same_bits(forked.merged_into(model), run)
+
+    def test_an_outcome_tells_everything_that_was_tried(self) -> None:
+        forked = fm.fork(model := seeded(plain_net), sgd(model), BRANCHES)
+        train(forked)
+        alone = {branch.name: score(branch.model) for branch in forked}
+        outcome = forked.merge(score)
+        assert outcome.branch_scores == alone
+        assert len(outcome.candidates) == 6
+        assert max(value for _, value in outcome.candidates) == outcome.score
+        assert outcome.relevance["odd"] == 0.5 * outcome.coefficients["joint"]
+        assert outcome.faults == {}
+        for branch in forked:
+            assert score(branch.model) == outcome.score
+
+    def test_all_branches_go_on_from_the_merge(self) -> None:
+        forked = fm.fork(model := seeded(noisy_net), sgd(model), BRANCHES, search=fm.Fixed((0.25, 0.75)))
+        train(forked)
+        before = branch_bits(forked)
+        forked.merge(score)
+        merged = fm.merge_states(before, {"alone": 0.25, "joint": 0.75})
+        for branch in forked:
+            assert same_bits(bits(branch.model), merged)
+
+    def test_merge_can_also_write_into_a_model(self) -> None:
+        model, target = seeded(noisy_net), seeded(noisy_net, seed=7)
+        forked = fm.fork(model, sgd(model), BRANCHES)
+        train(forked)
+        forked.merge(score, into=target)
+        assert same_bits(target, forked["alone"].model)
+        step(forked["alone"])
+        assert not same_bits(target, forked["alone"].model), "the model given shares no memory with a branch"
+
+    def test_before_the_first_merge_the_merged_model_is_the_fork_point(self) -> None:
+        model = seeded(noisy_net)
+        forked = fm.fork(model, sgd(model), BRANCHES)
+        train(forked)
+        assert same_bits(forked.merged_into(seeded(noisy_net, seed=7)), model)
+
+    def test_a_model_that_does_not_fit_is_named(self) -> None:
+        forked = fm.fork(model := plain_net(), sgd(model), BRANCHES)
+        with pytest.raises(fm.ProblemError, match=r"'the fork' and 'the model given' .*'body\.1\.weight' is"):
+            forked.merged_into(noisy_net())
+
+    def test_branches_with_different_parameters_are_named_before_anything_is_scored(self) -> None:
+        forked = fm.fork(model := plain_net(), sgd(model), BRANCHES)
+        forked["joint"].model.extra = nn.Linear(2, 2)
+        calls: list[int] = []
+        with pytest.raises(fm.ProblemError, match=r"'the fork' and 'joint' have different parameters: 'extra\.weight'"):
+            forked.merge(lambda m: calls.append(1) or 0.0)
+        assert calls == []
+
+    def test_more_branches_are_searched_greedily_and_the_search_can_be_chosen(self) -> None:
+        three = {**BRANCHES, "aux": {"tgt": 1.0, "aux": 1.0}}
+        forked = fm.fork(model := seeded(plain_net), sgd(model), three)
+        train(forked)
+        assert len(forked.merge(score).candidates) <= fm.Greedy().evaluations(3)
+        train(forked)
+        assert forked.merge(score, search="fixed").coefficients == pytest.approx(dict.fromkeys(three, 1 / 3))
+        with pytest.raises(fm.ProblemError, match="binary search merges two branches, got 3"):
+            forked.merge(score, search="binary")
+        with pytest.raises(fm.ProblemError, match="binary search merges two branches, got 3"):
+            fm.fork(model, sgd(model), three, search="binary")
+
+    def test_a_merge_without_training_is_an_error_that_says_what_to_train(self) -> None:
+        forked = fm.fork(model := seeded(plain_net), sgd(model), BRANCHES)
+        with pytest.raises(fm.ProblemError, match=r"no branch has changed since the last merge: train branch\.model"):
+            forked.merge(score)
+
+    @pytest.mark.parametrize("bad", [None, torch.zeros(2), "high"])
+    def test_a_score_that_is_not_a_number_is_named(self, bad: Any) -> None:
+        forked = fm.fork(model := seeded(plain_net), sgd(model), BRANCHES)
+        train(forked)
+        with pytest.raises(fm.ProblemError, match="score must return one number"):
+            forked.merge(lambda m: bad)
+
+    def test_the_merge_is_never_below_the_best_branch(self) -> None:
+        forked = fm.fork(model := seeded(noisy_net), sgd(model), BRANCHES)
+        for _ in range(4):
+            train(forked, dropout=True)
+            outcome = forked.merge(score)
+            assert outcome.score >= max(outcome.branch_scores.values())
+
+    def test_scoring_happens_in_evaluation_mode_and_modes_and_random_states_come_back(self) -> None:
+        forked = fm.fork(model := seeded(noisy_net), sgd(model), BRANCHES)
+        train(forked)
+        forked["alone"].model.body[1].eval()
+        torch.manual_seed(3)
+        before = torch.get_rng_state()
+
+        def noisy_score(m: nn.Module) -> float:
+            assert not m.training
+            assert not torch.is_grad_enabled()
+            torch.rand(1)
+            return score(m)
+
+        forked.merge(noisy_score)
+        assert torch.equal(torch.get_rng_state(), before)
+        assert forked["alone"].model.body[3].training
+        assert not forked["alone"].model.body[1].training
+
+    def test_refresh_is_called_on_every_combination_before_it_is_scored(self) -> None:
+        forked = fm.fork(model := seeded(noisy_net), sgd(model), BRANCHES, search=fm.Fixed((0.5, 0.5)))
+        train(forked)
+
+        def refresh(m: nn.Module) -> None:
+            m.body[1].running_mean.fill_(7.0)
+
+        forked.merge(score, refresh=refresh)
+        for branch in forked:
+            assert branch.model.body[1].running_mean.tolist() == [7.0] * 8
+
+    def test_a_score_that_fails_leaves_every_branch_and_the_last_merge_as_they_were(self) -> None:
+        forked = fm.fork(model := seeded(noisy_net), sgd(model), BRANCHES)
+        train(forked, dropout=True)
+        before, calls = branch_bits(forked), []
+
+        def failing(m: nn.Module) -> float:
+            calls.append(1)
+            if len(calls) == 4:
+                raise KeyboardInterrupt
+            return score(m)
+
+        with pytest.raises(KeyboardInterrupt):
+            forked.merge(failing)
+        for branch in forked:
+            assert same_bits(bits(branch.model), before[branch.name])
+        assert same_bits(forked.merged_into(seeded(noisy_net, 9)), model)
+        fresh = fm.fork(model, sgd(model), BRANCHES)
+        train(fresh, dropout=True)
+        assert forked.merge(score) == fresh.merge(score)
+
+    def test_parameters_that_were_given_other_memory_are_still_merged_and_saved(self) -> None:
+        forked = fm.fork(model := seeded(plain_net), sgd(model), BRANCHES, search=fm.Fixed((0.0, 1.0)))
+        joint = forked["joint"].model
+        vector = torch.linspace(-1, 1, sum(p.numel() for p in joint.parameters()))
+        nn.utils.vector_to_parameters(vector, joint.parameters())  # assigns .data
+        stored = forked.state_dict()
+        forked.merge(score)
+        again = fm.fork(model, sgd(model), BRANCHES, search=fm.Fixed((0.0, 1.0)))
+        again.load_state_dict(stored)
+        again.merge(score)
+        for held in (forked, again):
+            found = nn.utils.parameters_to_vector(held["alone"].model.parameters())
+            assert torch.equal(found.detach(), vector)
+
+
+def seeded_problem() -> fm.Problem:
+    validation = fm.Evaluation(TensorDataset(*HELD_OUT), minus_loss, predict_target)
+    return shared_problem(validation=validation)
+
+
+class TestOptimizerPolicies:
+    def momentum(self, branch: Any) -> torch.Tensor:
+        return branch.optimizer.state[branch.model.body[0].weight]["momentum_buffer"]
+
+    def forked(self, policy: Any) -> fm.Fork:
+        model = seeded(plain_net)
+        forked = fm.fork(model, sgd(model), BRANCHES, search=fm.Fixed((0.25, 0.75)), optimizer_state=policy)
+        train(forked)
+        return forked
+
+    def test_keep_leaves_every_branch_its_own(self) -> None:
+        forked = self.forked("keep")
+        before = {branch.name: self.momentum(branch).clone() for branch in forked}
+        forked.merge(score)
+        for branch in forked:
+            assert torch.equal(self.momentum(branch), before[branch.name])
+
+    def test_average_gives_all_the_same(self) -> None:
+        forked = self.forked("average")
+        one, other = (self.momentum(branch).clone() for branch in forked)
+        forked.merge(score)
+        for branch in forked:
+            torch.testing.assert_close(self.momentum(branch), 0.25 * one + 0.75 * other)
+
+    def test_reset_forgets_it(self) -> None:
+        forked = self.forked("reset")
+        forked.merge(score)
+        for branch in forked:
+            assert len(branch.optimizer.state) == 0
+
+    def test_another_policy_is_refused(self) -> None:
+        with pytest.raises(fm.ProblemError, match="optimizer_state must be keep, average or reset, got 'drop'"):
+            fm.fork(model := plain_net(), sgd(model), BRANCHES, optimizer_state="drop")  # type: ignore[arg-type]
+
+
+class TestPairedLoaders:
+    def loaders(self) -> Iterator[DataLoader[Any]]:
+        data = Augmented()
+        yield DataLoader(data, batch_size=4, shuffle=True)
+        yield DataLoader(data, batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(1))
+        yield DataLoader(data, batch_size=4, sampler=RandomSampler(data, generator=torch.Generator()))
+        yield DataLoader(data, batch_size=4, sampler=WeightedRandomSampler([1.0] * 16, 16, generator=torch.Generator()))
+        yield DataLoader(data, batch_size=4, shuffle=True, num_workers=2)
+
+    @pytest.mark.parametrize("kind", range(5))
+    def test_every_branch_gets_the_same_batches_and_the_same_randomness(self, kind: int) -> None:
+        loader = list(self.loaders())[kind]
+        forked = fm.fork(model := seeded(plain_net), sgd(model), BRANCHES, seed=4)
+        rounds: list[list[Any]] = []
+        for _ in range(2):
+            seen = {}
+            for branch in forked:
+                passes = []
+                for _ in range(2):
+                    drawn = []
+                    for inputs, labels in branch.paired(loader):
+                        drawn.append((inputs.tolist(), labels.tolist(), torch.rand(1).item()))
+                        torch.rand(len(branch.task_weights))  # a branch may use more randomness than another
+                    passes.append(drawn)
+                seen[branch.name] = passes
+            assert seen["alone"] == seen["joint"]
+            assert len(seen["alone"][0]) == 4
+            assert seen["alone"][0] != seen["alone"][1], "another pass is shuffled anew"
+            rounds.append(seen["alone"])
+            train(forked)
+            forked.merge(score)
+        assert rounds[0] != rounds[1], "another round is shuffled anew"
+
+    def test_workers_that_outlive_a_pass_are_refused(self) -> None:
+        loader = DataLoader(Augmented(), batch_size=4, num_workers=1, persistent_workers=True)
+        forked = fm.fork(model := plain_net(), sgd(model), BRANCHES)
+        with pytest.raises(fm.ProblemError, match=r"persistent_workers=True keeps .*persistent_workers=False"):
+            next(iter(forked["alone"].paired(loader)))
+
+    def test_the_callers_random_states_and_generators_come_back(self) -> None:
+        generator = torch.Generator().manual_seed(5)
+        loader = DataLoader(Augmented(), batch_size=4, shuffle=True, generator=generator)
+        forked = fm.fork(model := plain_net(), sgd(model), BRANCHES)
+        torch.manual_seed(1)
+        before = torch.get_rng_state(), generator.get_state()
+        for _ in forked["alone"].paired(loader):
+            pass
+        for index, _ in enumerate(forked["alone"].paired(loader)):
+            if index == 1:
+                break  # a pass may be left early
+        assert torch.equal(torch.get_rng_state(), before[0])
+        assert torch.equal(generator.get_state(), before[1])
+
+    def test_a_seed_of_its_own_is_another_order(self) -> None:
+        loader = DataLoader(Augmented(), batch_size=4, shuffle=True)
+        model = plain_net()
+        first = [
+            next(iter(fm.fork(model, sgd(model), BRANCHES, seed=seed)["alone"].paired(loader)))[0].tolist()
+            for seed in (0, 0, 1)
+        ]
+        assert first[0] == first[1]
+        assert first[0] != first[2]
+
+    def test_any_iterable_can_be_paired(self) -> None:
+        forked = fm.fork(model := plain_net(), sgd(model), BRANCHES)
+        assert list(forked["alone"].paired([1, 2, 3])) == [1, 2, 3]
+
+
+class TestStateDicts:
+    OPTIMIZERS = (
+        lambda m: sgd(m),
+        lambda m: torch.optim.Adam(m.parameters(), lr=0.01),
+        lambda m: torch.optim.AdamW(m.parameters(), lr=0.01, fused=True),
+        lambda m: torch.optim.Adafactor(m.parameters(), lr=0.05),
+    )
+
+    def new(self, optimizer: Any) -> fm.Fork:
+        model = seeded(noisy_net)
+        used = optimizer(model)
+        scheduler = torch.optim.lr_scheduler.MultiStepLR(used, [2, 5])
+        return fm.fork(model, used, BRANCHES, scheduler=scheduler, search=fm.Fixed((0.4, 0.6)))
+
+    @pytest.mark.parametrize("optimizer", OPTIMIZERS)
+    @pytest.mark.parametrize("moment", ["between rounds", "inside a round"])
+    def test_saved_with_torch_and_loaded_safely_it_goes_on_to_the_same_bits(self, optimizer: Any, moment: str) -> None:
+        forked = self.new(optimizer)
+        train(forked, 3, dropout=True)
+        forked.merge(score)
+        if moment == "inside a round":
+            train(forked, 2, dropout=True)
+        file = io.BytesIO()
+        torch.save(forked.state_dict(), file)
+        file.seek(0)
+        again = self.new(optimizer)
+        train(again, 1)  # whatever it did before is forgotten
+        again.load_state_dict(torch.load(file, weights_only=True))
+        assert same_bits(again.merged_into(seeded(noisy_net, 5)), forked.merged_into(seeded(noisy_net, 6)))
+        for held in (forked, again):
+            train(held, 3, dropout=True)
+            held.merge(score)
+            train(held, 1, dropout=True)
+        for branch in forked:
+            assert same_bits(branch.model, again[branch.name].model)
+            assert branch.scheduler.state_dict() == again[branch.name].scheduler.state_dict()
+
+    def test_paired_loaders_go_on_where_they_were(self) -> None:
+        loader = DataLoader(Augmented(), batch_size=4, shuffle=True)
+        forked = self.new(sgd)
+        train(forked)
+        forked.merge(score)
+        list(forked["alone"].paired(loader))
+        again = self.new(sgd)
+        again.load_state_dict(forked.state_dict())
+        one, other = ([x.tolist() for x, _ in held["alone"].paired(loader)] for held in (forked, again))
+        assert one == other
+
+    def test_a_state_dict_is_a_copy(self) -> None:
+        forked = self.new(sgd)
+        stored = forked.state_dict()
+        before = copy.deepcopy(stored)
+        train(forked)
+        forked.merge(score)
+        row = stored["branches"]["alone"]["state"]["rows"]["float32"]
+        assert torch.equal(row, before["branches"]["alone"]["state"]["rows"]["float32"])
+        again = self.new(sgd)
+        again.load_state_dict(stored)
+        train(again)
+        assert torch.equal(row, before["branches"]["alone"]["state"]["rows"]["float32"])
+
+    def test_the_scaler_is_saved(self) -> None:
+        def new() -> fm.Fork:
+            model = seeded(plain_net)
+            return fm.fork(model, sgd(model), BRANCHES, scaler=torch.amp.GradScaler("cpu", init_scale=8.0))
+
+        forked, again = new(), new()
+        for branch in forked:
+            branch.scaler.scale(torch.ones(1))  # the scale is made at the first use
+        forked["joint"].scaler.update(2.0)
+        again.load_state_dict(forked.state_dict())
+        assert (again["alone"].scaler.get_scale(), again["joint"].scaler.get_scale()) == (8.0, 2.0)
+
+    def test_other_branches_are_refused(self) -> None:
+        forked = self.new(sgd)
+        model = seeded(noisy_net)
+        other = fm.fork(model, sgd(model), {"alone": {"tgt": 1.0}, "pair": {"tgt": 1.0}})
+        with pytest.raises(fm.ProblemError, match="the state has branches alone, joint, this fork alone, pair"):
+            other.load_state_dict(forked.state_dict())
+
+
+class TestBadBranches:
+    def test_a_branch_of_nan_gets_coefficient_zero_is_named_and_starts_anew(self) -> None:
+        forked = fm.fork(model := seeded(noisy_net), sgd(model), BRANCHES)
+        train(forked)
+        alone = bits(forked["alone"].model)
+        with torch.no_grad():
+            forked["joint"].model.heads["odd"].bias[0] = torch.nan
+        forked["joint"].optimizer.state[forked["joint"].model.body[0].weight]["momentum_buffer"].fill_(torch.nan)
+        outcome = forked.merge(score)
+        assert outcome.coefficients == {"alone": 1.0, "joint": 0.0}
+        assert outcome.faults == {"joint": "it has parameters that are not finite"}
+        assert outcome.branch_scores["joint"] == -math.inf
+        for branch in forked:
+            assert same_bits(bits(branch.model), alone)
+        train(forked)
+        assert all(t.isfinite().all() for name in BRANCHES for t in bits(forked[name].model).values())
+
+    def test_a_branch_whose_score_is_nan_is_named(self) -> None:
+        forked = fm.fork(model := seeded(plain_net), sgd(model), BRANCHES)
+        train(forked)
+        calls: list[int] = []
+
+        def first_fails(m: nn.Module) -> float:
+            calls.append(1)
+            return math.nan if len(calls) == 1 else score(m)
+
+        outcome = forked.merge(first_fails)
+        assert outcome.coefficients == {"alone": 0.0, "joint": 1.0}
+        assert outcome.faults == {"alone": "its validation score is not finite"}
+
+    def test_if_all_are_bad_the_last_good_weights_are_kept(self) -> None:
+        forked = fm.fork(model := seeded(noisy_net), sgd(model), BRANCHES)
+        train(forked)
+        good = forked.merge(score)
+        assert good.coefficients
+        kept = bits(forked["alone"].model)
+        train(forked)
+        outcome = forked.merge(lambda m: math.nan)
+        assert outcome.coefficients == {}
+        assert set(outcome.faults) == set(BRANCHES)
+        for branch in forked:
+            assert same_bits(bits(branch.model), kept)
+            assert len(branch.optimizer.state) == 0
+        assert same_bits(forked.merged_into(seeded(noisy_net, 3)), kept)
+
+
+class TestBadInput:
+    def test_what_cannot_be_forked_is_refused(self) -> None:
+        model = plain_net()
+        optimizer = sgd(model)
+        with pytest.raises(fm.ProblemError, match="there is no branch to fork"):
+            fm.fork(model, optimizer, {})
+        with pytest.raises(fm.ProblemError, match=r"DataParallel: pass the module inside it"):
+            fm.fork(nn.DataParallel(model), optimizer, BRANCHES)
+        with pytest.raises(fm.ProblemError, match=r"branch name '\.\./x' would leave its folder"):
+            fm.fork(model, optimizer, {"../x": {"tgt": 1.0}})
+        with pytest.raises(fm.ProblemError, match="no trainable parameter"):
+            fm.fork(plain_net().requires_grad_(False), optimizer, BRANCHES)
+
+    def test_a_scheduler_that_follows_a_metric_is_refused_by_name(self) -> None:
+        model = plain_net()
+        optimizer = sgd(model)
+        scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+        with pytest.raises(fm.ProblemError, match="ReduceLROnPlateau follows a metric"):
+            fm.fork(model, optimizer, BRANCHES, scheduler=scheduler)
+
+    def test_an_optimizer_of_another_model_is_refused(self) -> None:
+        with pytest.raises(fm.ProblemError, match="not the model's: build it from the model given"):
+            fm.fork(plain_net(), sgd(plain_net()), BRANCHES)
+
+    def test_a_scheduler_of_another_optimizer_is_refused(self) -> None:
+        model = plain_net()
+        other = torch.optim.lr_scheduler.StepLR(sgd(model), 3)
+        with pytest.raises(fm.ProblemError, match="the scheduler given drives another optimizer"):
+            fm.fork(model, sgd(model), BRANCHES, scheduler=other)
+
+    @pytest.mark.parametrize("weight", [-1.0, math.nan, math.inf, "1"])
+    def test_a_weight_that_cannot_be_reported_is_refused(self, weight: Any) -> None:
+        model = plain_net()
+        with pytest.raises(fm.ProblemError, match="branch 'a': the weight of task 'tgt' must be a finite number ≥ 0"):
+            fm.fork(model, sgd(model), {"a": {"tgt": weight}})
+
+
+def test_the_example_of_the_design_runs() -> None:
+    model = seeded(noisy_net)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 6)
+    loader = DataLoader(TensorDataset(INPUTS, LABELS), batch_size=8, shuffle=True)
+    forked = fm.fork(model, optimizer, BRANCHES, scheduler=scheduler)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            for branch in forked:
+                for batch in branch.paired(loader):
+                    step(branch, batch)
+            outcome = forked.merge(score=score)
+    assert sum(outcome.coefficients.values()) == pytest.approx(1)
+    assert forked.merged_into(model) is model
+    assert score(model.eval()) == outcome.score

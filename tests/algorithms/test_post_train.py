@@ -1,0 +1,172 @@
+"""Post-train is its two parts, done by hand; interrupted anywhere, it ends with the same bits."""
+
+from __future__ import annotations
+
+import pytest
+
+import forkmerge as fm
+from forkmerge.algorithms.saved_run import read_run
+from forkmerge.engine.storage.run_folder import RunFolder, status
+from forkmerge.experiments.recipe import algorithm_from
+from forkmerge.problem.randomness import derive
+from problems import (
+    TASKS,
+    Stopped,
+    Untouchable,
+    bits,
+    counting_steps,
+    evaluation,
+    facts,
+    fit,
+    noisy_net,
+    plain_net,
+    same_bits,
+    seeded,
+    shared_problem,
+)
+
+EQUAL = dict.fromkeys(TASKS, 1.0)
+
+
+def by_hand(steps: tuple[int, int], seed: int = 0, refit: bool = False, net=noisy_net):
+    model = seeded(net, derive(seed, "model") % 2**31)
+    fit(fm.Joint(interval=2, select="best", refit=refit), net=model, steps=steps[0], seed=seed)
+    fit(fm.SingleTask(interval=2, refit=refit), net=model, steps=steps[1], seed=derive(seed, "fine-tuning"))
+    return model
+
+
+def start(net=noisy_net, seed: int = 0):
+    return seeded(net, derive(seed, "model") % 2**31)
+
+
+@pytest.mark.parametrize("refit", [False, True])
+def test_it_is_joint_training_then_the_target_alone(refit):
+    run = fit(fm.PostTrain(pretrain_steps=6, interval=2, refit=refit), net=start(), steps=10)
+    assert same_bits(run, by_hand((6, 4), refit=refit))
+    assert run.final == ("refit" if refit else "last step")
+
+
+def test_half_of_the_steps_are_pretraining_unless_said_otherwise():
+    assert fm.PostTrain().split(11) == (5, 6)
+    assert fm.PostTrain(pretrain_steps=2).split(11) == (2, 9)
+
+
+def test_the_best_checkpoint_is_fine_tuned_not_the_last():
+    # A learning rate that soon diverges: what is best on validation is not what comes last.
+    wild = fm.OptimizerOf("SGD", lr=4.0)
+    joint = {select: fit(fm.Joint(interval=1, select=select), optimizer=wild, steps=8) for select in ("best", "last")}
+    assert not same_bits(joint["best"], joint["last"])
+    run = fit(fm.PostTrain(pretrain_steps=8, interval=1), optimizer=wild, steps=9)
+    by_hand = fit(fm.SingleTask(), net=joint["best"].model, optimizer=wild, steps=1, seed=derive(0, "fine-tuning"))
+    assert same_bits(run, by_hand)
+
+
+def test_the_record_tells_both_parts_as_one_story():
+    run = fit(fm.PostTrain(pretrain_steps=6, interval=3), steps=10)
+    assert [(r.index, r.start, r.end) for r in run.rounds] == [(1, 0, 3), (2, 3, 6), (3, 6, 9), (4, 9, 10)]
+    assert [list(r.branches) for r in run.rounds] == [["joint"], ["joint"], ["alone"], ["alone"]]
+    assert run.relevance == {"tgt": 1.0, "aux": 0.6, "odd": 0.6}
+    assert (run.algorithm, run.steps, run.seed) == ("PostTrain", 10, 0)
+    assert run.seconds["train"] > 0
+    assert run.settings["algorithm"]["pretrain_steps"] == 6
+
+
+@pytest.mark.parametrize(
+    ("stop", "refit"), [(1, False), (2, False), (3, False), (4, False), (1, True), (3, True), (5, True), (6, True)]
+)
+def test_a_run_stopped_anywhere_ends_with_the_same_bits(tmp_path, stop, refit):
+    algorithm = fm.PostTrain(interval=2, refit=refit)  # two segments of either part, and of the first part's refit
+    whole = fit(algorithm, net=noisy_net, steps=8)
+    seen = []
+
+    def observe(event):
+        seen.append(event)
+        if sum(item["event"] == "segment" for item in seen) == stop:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        fit(algorithm, net=noisy_net, steps=8, folder=tmp_path / "run", observe=observe)
+    assert status(tmp_path / "run") == "interrupted"
+    again = fit(algorithm, net=noisy_net, steps=8, folder=tmp_path / "run", resume=True)
+    assert same_bits(again, whole)
+    assert facts(again) == facts(whole)
+
+
+def test_a_finished_run_is_returned_without_training(tmp_path, monkeypatch):
+    algorithm = fm.PostTrain()
+    first = fit(algorithm, folder=tmp_path / "run")
+    with counting_steps(monkeypatch) as trained:
+        again = fit(algorithm, folder=tmp_path / "run", resume=True)
+    assert not trained
+    assert same_bits(first, again)
+    assert first.to_json() == again.to_json()
+    assert read_run(tmp_path / "run") == again
+
+
+def test_a_folder_of_which_only_the_lock_was_written_is_started(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "lock").touch()
+    run = fit(fm.PostTrain(), folder=tmp_path / "run", resume=True)
+    assert same_bits(run, fit(fm.PostTrain()))
+
+
+def test_resuming_with_other_options_is_refused(tmp_path):
+    fit(fm.PostTrain(), folder=tmp_path / "run")
+    with pytest.raises(fm.StoreError, match=r"algorithm.pretrain_steps was None and is 3 now"):
+        fit(fm.PostTrain(pretrain_steps=3), folder=tmp_path / "run", resume=True)
+
+
+def test_the_folder_holds_both_parts_and_what_became_of_them(tmp_path):
+    run = fit(fm.PostTrain(), folder=tmp_path / "run")
+    assert {path.parent.name for path in (tmp_path / "run").glob("*/result.json")} == {"pretraining", "finetuning"}
+    with RunFolder.open(tmp_path / "run", lock=False) as store:
+        assert [event["event"] for event in store.records()] == ["start", "part", "part", "end"]
+        assert same_bits(dict(store.model_tensors()), {k: bits(run)[k] for k in store.model_tensors()})
+
+
+@pytest.mark.parametrize(("pretrain_steps", "steps"), [(12, 12), (0, 12), (None, 1), (2.0, 12)])
+def test_parts_without_a_step_are_refused_before_anything_is_written(tmp_path, pretrain_steps, steps):
+    with pytest.raises(fm.ProblemError, match="pretrain_steps must leave both parts at least one"):
+        fit(fm.PostTrain(pretrain_steps=pretrain_steps), steps=steps, folder=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_module_given_is_trained_in_place():
+    model = seeded(plain_net)
+    run = fit(fm.PostTrain(), net=model)
+    assert run.model is model
+
+
+def test_a_target_with_several_metrics_is_fine():
+    metrics = {"loss": lambda p, t: 1.0 + (p**2).mean().item(), "accuracy": lambda p, t: 0.5 + fm.accuracy(p, t)}
+    run = fit(fm.PostTrain(), shared_problem(metrics=metrics))
+    assert set(run.metrics) == {"loss", "accuracy"}
+
+
+def test_the_test_split_is_never_read():
+    problem = shared_problem(test=fm.Evaluation(Untouchable(), fm.accuracy), validation=evaluation())
+    fit(fm.PostTrain(refit=True), problem)
+
+
+def test_a_recipe_file_can_name_it():
+    made = algorithm_from({"name": "PostTrain", "pretrain_steps": 3, "refit": True}, fm.ForkMerge())
+    assert made == fm.PostTrain(pretrain_steps=3, refit=True)
+
+
+def test_the_weights_of_the_first_part_can_be_given():
+    given = fit(fm.PostTrain(task_weights=EQUAL))
+    assert same_bits(given, fit(fm.PostTrain()))
+    assert not same_bits(given, fit(fm.PostTrain(task_weights={"tgt": 1.0, "aux": 0.1})))
+
+
+def test_a_schedule_in_shares_of_the_steps_is_that_of_each_part():
+    def decay(milestone: int | str) -> fm.SchedulerOf:
+        return fm.SchedulerOf("MultiStepLR", milestones=[milestone], gamma=0.1)
+
+    by_hand = start()
+    fit(fm.Joint(interval=2, select="best"), net=by_hand, steps=6, scheduler=decay(3))
+    fit(fm.SingleTask(interval=2), net=by_hand, steps=4, seed=derive(0, "fine-tuning"), scheduler=decay(2))
+    run = fit(fm.PostTrain(pretrain_steps=6, interval=2), net=start(), steps=10, scheduler=decay("50%"))
+    assert same_bits(run, by_hand)
+    whole = fit(fm.PostTrain(pretrain_steps=6, interval=2), net=start(), steps=10, scheduler=decay(5))
+    assert not same_bits(run, whole)

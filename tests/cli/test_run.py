@@ -1,0 +1,509 @@
+"""The command as a user meets it: what it prints, where, with which exit code, and what survives a kill."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner, Result
+
+import forkmerge as fm
+from forkmerge.cli.progress import Tracker, watching
+from forkmerge.cli.run import app, overrides_from
+from forkmerge.engine.storage.run_folder import RunFolder
+from forkmerge.experiments.units import show_bytes, show_seconds
+
+TINY = """
+import os, time
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import TensorDataset
+import forkmerge as fm
+
+_on_step = lambda step: time.sleep(float(os.environ.get("TINY_SLEEP", 0)))
+
+
+def data(count, seed):
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(count, 4, generator=generator)
+    return TensorDataset(inputs, (inputs.sum(1) > 0).long())
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.heads = nn.Linear(4, 8), nn.ModuleDict({t: nn.Linear(8, 2) for t in ("tgt", "aux")})
+
+    def forward(self, inputs, task="tgt"):
+        return self.heads[task](torch.tanh(self.body(inputs)))
+
+
+def losses(model, batch, tasks, context):
+    _on_step(context.step)
+    return {task: cross_entropy(model(batch[0], task), batch[1]) for task in tasks}
+
+
+def recipe(examples=16):
+    print("building the recipe")
+    problem = fm.Problem(
+        "tgt",
+        [fm.Stream(data(examples, 1), losses, ("tgt", "aux"), 4)],
+        validation=fm.Evaluation(data(20, 2), fm.accuracy),
+        test=fm.Evaluation(data(30, 3), fm.accuracy),
+    )
+    return fm.Recipe(problem, Net, fm.OptimizerOf("Adam", lr=0.01), steps=24, algorithm=fm.ForkMerge(interval=8))
+
+
+def broken():
+    raise ValueError("a mistake of the user's own")
+"""
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A folder with a problem in it, as the current one; yields the problem's module."""
+    (tmp_path / "tiny.py").write_text(TINY)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    sys.modules.pop("tiny", None)
+    yield __import__("tiny")
+    sys.modules.pop("tiny", None)
+
+
+def invoke(*words: str, code: int = 0) -> Result:
+    result = CliRunner().invoke(app, list(words))
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == code, result.output
+    return result
+
+
+def error_of(*words: str) -> str:
+    """The one line that a refused command prints."""
+    result = invoke(*words, code=2)
+    assert result.stdout.replace("building the recipe\n", "") == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: ")
+    return line.removeprefix("error: ")
+
+
+def model_bytes(folder: str) -> bytes:
+    return Path(folder, "model.safetensors").read_bytes()
+
+
+def test_a_new_user_gets_from_nothing_to_an_exported_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    written = invoke("new", "own_data.py").stdout
+    assert "forkmerge run own_data:recipe" in written
+    assert "my_problem" not in Path("own_data.py").read_text()
+    quick = ("run", "own_data:recipe", "--steps", "20", "--set", "algorithm.interval=10")
+    assert "search 60" in invoke(*quick, "--dry-run").stdout
+    assert not Path("runs").exists()
+    folder = "runs/own_data-forkmerge-seed0"
+    shown = invoke(*quick).stdout
+    assert re.search(r"test +accuracy 0\.\d+", shown)
+    assert folder in shown
+    row = next(line for line in invoke("runs").stdout.splitlines() if "own_data" in line)
+    assert re.search(r"ForkMerge +species +finished +20 +accuracy", row)
+    assert "relevance" in invoke("show", folder).stdout
+    assert invoke("export", folder, "out").stdout.split() == [
+        "out/model.safetensors",
+        "out/README.md",
+        "out/card.json",
+    ]
+    sys.modules.pop("own_data")
+
+
+def test_new_never_overwrites_and_wants_a_name_that_can_be_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text("precious")
+    assert "mine.py exists" in error_of("new", "mine.py")
+    assert Path("mine.py").read_text() == "precious"
+    assert "such as my_problem.py" in error_of("new", "my-problem.py")
+    assert "such as my_problem.py" in error_of("new", "mine")
+    assert error_of("new", "no/where.py") == "cannot write no/where.py: No such file or directory."
+
+
+def test_every_command_explains_itself_and_the_version_is_the_package_s() -> None:
+    assert invoke("--version").stdout == f"forkmerge {fm.__version__}\n"
+    listed = invoke("--help").stdout
+    for name in ("demo", "run", "resume", "runs", "show", "export", "new"):
+        assert name in listed
+        assert invoke(name, "--help").stdout
+
+
+def test_a_run_is_named_after_problem_algorithm_and_seed_and_counted_on(tiny: Any) -> None:
+    invoke("run", "tiny:recipe", "--steps", "2")
+    invoke("run", "tiny:recipe", "--steps", "2")
+    invoke("run", "tiny:recipe", "--steps", "2", "--algorithm", "SingleTask", "--seed", "7")
+    Path("other.toml").write_text('recipe = "tiny:recipe"\nsteps = 2\n[algorithm]\nname = "Joint"\n')
+    invoke("run", "other.toml", "--workers", "1")
+    assert sorted(os.listdir("runs")) == [
+        "other-joint-seed0",
+        "tiny-forkmerge-seed0",
+        "tiny-forkmerge-seed0-2",
+        "tiny-singletask-seed7",
+    ]
+
+
+def test_json_is_all_there_is_on_standard_output_and_progress_is_on_standard_error(tiny: Any) -> None:
+    done = invoke("run", "tiny:recipe", "--json", "--out", "r")
+    data = json.loads(done.stdout)
+    assert data["folder"] == "r"
+    assert set(data["test"]) == {"accuracy"}
+    assert fm.Run.from_json({key: data[key] for key in data if key != "folder"}).steps == 24
+    assert "building the recipe" in done.stderr
+    assert "search 3/3  step 24  score" in done.stderr
+    assert json.loads(invoke("run", "tiny:recipe", "--dry-run", "--json").stdout)["branch_steps"]["total"] == 48
+    (row,) = json.loads(invoke("runs", ".", "--json").stdout)
+    assert (row["name"], row["status"], row["test_metrics"]) == ("r", "finished", data["test"])
+    assert json.loads(invoke("show", "r", "--json").stdout)["run"]["rounds"] == data["rounds"]
+    assert json.loads(invoke("resume", "r", "--json").stdout)["status"] == "finished"
+    assert json.loads(invoke("export", "r", "out", "--json").stdout)["files"][0] == "out/model.safetensors"
+
+
+def test_options_reach_the_run(tiny: Any) -> None:
+    Path("p.toml").write_text(
+        'recipe = "tiny:recipe"\n[algorithm]\nname = "ForkMerge"\ninterval = 6\n[training]\nclip_norm = 2.0\n'
+    )
+    words = ["run", "p.toml", "--target", "aux", "--steps", "12", "--seed", "5", "--json", "--out"]
+    assert "'aux' has no validation data" in invoke(*words, "r", code=2).stderr
+    words[words.index("aux")] = "tgt"
+    changes = ["--set", "algorithm.search=binary", "--set", "training.accumulate=2", "--set", "arguments.examples=9"]
+    data = json.loads(invoke(*words, "r", *changes).stdout)
+    assert (data["steps"], data["seed"]) == (12, 5)
+    settings = data["settings"]
+    assert settings["algorithm"]["search"]["kind"] == "Binary"
+    assert settings["algorithm"]["interval"] == 6
+    assert (settings["training"]["clip_norm"], settings["training"]["accumulate"]) == (2.0, 2)
+    assert settings["problem"]["streams"]["tgt+aux"]["examples"] == 9
+    other = json.loads(invoke(*words, "s", "--algorithm", "Joint").stdout)["settings"]["algorithm"]
+    assert (other["name"], other["interval"]) == ("Joint", None)  # another algorithm, so none of the file's options
+
+
+def test_values_are_toml_and_single_words_need_no_quotes() -> None:
+    given = overrides_from(
+        {"steps": 3}, ["a.b=1e-3", "a.c=[1, 2]", "d=word", 'e="two words"', "f.g.h=true", "a.i={j = 1}"]
+    )
+    assert given == {
+        "steps": 3,
+        "a": {"b": 0.001, "c": [1, 2], "i": {"j": 1}},
+        "d": "word",
+        "e": "two words",
+        "f": {"g": {"h": True}},
+    }
+    for wrong in ("x", "=1", "a.=1", "a=two words", "a=1\nb=2"):
+        with pytest.raises(fm.ConfigError, match="--set"):
+            overrides_from({}, [wrong])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("run no.toml", "cannot read no.toml: No such file or directory."),
+        ("run tiny.py", "neither a .toml file nor 'module:function'"),
+        ("run tiny:recip", "unknown function 'recip'. Did you mean 'recipe'? Known: data, losses, recipe, broken."),
+        ("run nothere:recipe", "no module named 'nothere'"),
+        ("run tiny:recipe --target tg", "Did you mean 'tgt'?"),
+        ("run tiny:recipe --algorithm forkmerge", "Did you mean 'ForkMerge'?"),
+        ("run tiny:recipe --set algorithm.intervall=3", "unknown key 'intervall'. Did you mean 'interval'?"),
+        ("run tiny:recipe --set stepps=3", "unknown key 'stepps'. Did you mean 'steps'?"),
+        ("run tiny:recipe --set training.clip=3", "unknown key 'clip'. Did you mean 'clip_norm'?"),
+        ("run tiny:recipe --set arguments.example=3", "It takes: examples."),
+        ("run tiny:recipe --set steps=many", "steps must be a positive integer, got 'many'."),
+        ("run tiny:recipe --steps 0 --dry-run", "steps must be a positive integer, got 0."),
+        ("run tiny:recipe --out .", "exists and is not an empty folder"),
+        ("show .", "is not a run folder"),
+        ("resume .", "is not a run folder"),
+        ("export . out", "is not a run folder"),
+        ("runs nowhere", "nowhere is not a folder."),
+    ],
+)
+def test_a_mistake_is_one_clear_line(tiny: Any, words: str, message: str) -> None:
+    assert message in error_of(*words.split())
+    assert not Path("runs").exists()
+
+
+def test_an_error_in_the_user_s_own_code_keeps_its_traceback(tiny: Any) -> None:
+    with pytest.raises(ValueError, match="a mistake of the user's own"):
+        invoke("run", "tiny:broken")
+
+
+def test_no_runs_yet_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "no runs in runs" in invoke("runs").stdout
+    assert json.loads(invoke("runs", "--json").stdout) == []
+
+
+def stop_at(count: int, stop: Callable[[], None]) -> Callable[[int], None]:
+    """Call `stop` in the `count`-th loss, once."""
+    seen = 0
+
+    def on_step(step: int) -> None:
+        nonlocal seen
+        seen += 1
+        if seen == count:
+            stop()
+
+    return on_step
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def terminate() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize(("stop", "code"), [(interrupt, 130), (terminate, 143)], ids=["Ctrl-C", "SIGTERM"])
+def test_an_interrupt_ends_cleanly_and_the_resumed_run_has_the_same_bits(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch, stop: Callable[[], None], code: int
+) -> None:
+    whole = invoke("run", "tiny:recipe", "--out", "whole")
+    handler = signal.getsignal(signal.SIGTERM)
+    with monkeypatch.context() as patch:
+        patch.setattr(tiny, "_on_step", stop_at(30, stop))
+        cut = invoke("run", "tiny:recipe", "--out", "a cut", code=code)
+    assert signal.getsignal(signal.SIGTERM) is handler
+    assert cut.stderr.splitlines()[-1] == (
+        "interrupted; the last checkpoint is at step 8. Continue with: forkmerge resume 'a cut'"
+    )
+    assert "interrupted" in invoke("runs", ".").stdout
+    shown = invoke("show", "a cut").stdout
+    assert "ForkMerge on 'tgt': interrupted at step 16 of 24" in shown
+    assert "it continues from step 8 with: forkmerge resume 'a cut'" in shown
+    resumed = invoke("resume", "a cut")
+    assert "continuing from the checkpoint at step 8" in resumed.stderr
+    assert model_bytes("a cut") == model_bytes("whole")
+    assert resumed.stdout.splitlines()[:6] == whole.stdout.splitlines()[:6]
+
+
+def test_interrupted_before_the_first_checkpoint_it_says_so(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(tiny, "_on_step", stop_at(1, interrupt))  # while the losses are being checked
+        cut = invoke("run", "tiny:recipe", "--out", "r", code=130)
+    assert cut.stderr.splitlines()[-1] == "interrupted before anything was written."
+    assert not Path("r").exists()
+
+
+def test_a_finished_run_is_shown_again_and_its_test_split_measured_if_a_kill_prevented_it(tiny: Any) -> None:
+    recipe = fm.load_recipe("tiny:recipe")
+    recipe.fit(folder="r")
+    assert json.loads(invoke("show", "r", "--json").stdout)["test_metrics"] is None
+    first = invoke("resume", "r")
+    assert "r is finished already." in first.stderr
+    assert re.search(r"test +accuracy", first.stdout)
+    assert json.loads(invoke("show", "r", "--json").stdout)["test_metrics"]["accuracy"] > 0.5
+
+
+def test_a_run_from_python_says_how_to_continue_it(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = tiny.recipe()
+    monkeypatch.setattr(tiny, "_on_step", stop_at(30, interrupt))
+    with pytest.raises(KeyboardInterrupt):
+        recipe.fit(folder="r")
+    assert "r was started from Python: continue it with fit(…, folder='r', resume=True)" in error_of("resume", "r")
+    assert "resume=True" in invoke("show", "r").stdout
+
+
+def cut_short(tiny: Any, monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(tiny, "_on_step", stop_at(36, interrupt))
+        invoke("run", "tiny:recipe", "--out", "r", *words, code=130)
+
+
+def test_code_that_changed_since_the_start_is_named(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    cut_short(tiny, monkeypatch)
+    Path("tiny.py").write_text(TINY + "# changed\n")
+    assert "warning: the file of tiny:recipe has changed since r was started" in invoke("resume", "r").stderr
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    invoke("run", "tiny:recipe", "--out", "whole")
+    cut_short(tiny, monkeypatch)
+    newest = max(Path("r/checkpoints").iterdir())
+    os.truncate(newest / "state.safetensors", 10)
+    looked = invoke("show", "r")
+    assert f"warning: skipped the damaged checkpoint {newest}" in looked.stderr
+    assert "it continues from step 8 " in looked.stdout
+    resumed = invoke("resume", "r")
+    assert f"warning: skipped the damaged checkpoint {newest}" in resumed.stderr
+    assert "note: skipped the damaged checkpoint" in resumed.stdout
+    assert model_bytes("r") == model_bytes("whole")
+
+
+def test_resume_refuses_what_runs_and_what_was_started_differently(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    cut_short(tiny, monkeypatch)
+    with RunFolder.open("r"):
+        assert "already running in another process" in error_of("resume", "r")
+        assert re.search(r"\brunning\b", invoke("runs", ".").stdout)
+    Path("tiny.py").write_text(TINY.replace("lr=0.01", "lr=0.02"))
+    sys.modules.pop("tiny")
+    result = invoke("resume", "r", code=2)
+    assert "training.optimizer was 'Adam(lr=0.01)' and is 'Adam(lr=0.02)' now" in result.stderr
+
+
+def test_a_run_that_cannot_be_read_does_not_hide_the_others(tiny: Any) -> None:
+    invoke("run", "tiny:recipe", "--steps", "2")
+    invoke("run", "tiny:recipe", "--steps", "2")
+    Path("runs/tiny-forkmerge-seed0/config.json").write_text("{")
+    rows = json.loads(invoke("runs", "--json").stdout)
+    assert [row["status"] for row in rows] == ["unreadable", "finished"]
+    assert "unreadable" in invoke("runs").stdout
+
+
+def test_an_algorithm_made_of_several_runs_is_one_line_and_its_parts_are_listed_on_request(tiny: Any) -> None:
+    done = invoke("run", "tiny:recipe", "--algorithm", "PostTrain", "--steps", "8", "--out", "runs/p")
+    assert re.search(r"test +accuracy", done.stdout)
+    assert [row["name"] for row in json.loads(invoke("runs", "--json").stdout)] == ["p"]
+    names = [row["name"] for row in json.loads(invoke("runs", "runs/p", "--json").stdout)]
+    assert names == ["p", "finetuning", "pretraining"]
+
+
+def test_kept_branches_say_beforehand_what_disk_they_take(tiny: Any) -> None:
+    done = invoke("run", "tiny:recipe", "--set", "algorithm.keep_branches=true", "--out", "r")
+    assert re.match(r"the branches of every round are kept: .*B on disk in all", done.stderr)
+
+
+def test_a_killed_run_of_two_processes_resumes_to_the_same_bits_and_leaves_no_process(tiny: Any) -> None:
+    words = ["run", "tiny:recipe", "--steps", "96", "--set", "training.threads=1"]
+    environment = {**os.environ, "TINY_SLEEP": "0.01", "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-m", "forkmerge.cli.run", *words, "--workers", "2", "--out", "killed"]
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+    )
+    record, deadline = Path("killed/record.jsonl"), time.monotonic() + 60
+    while not (record.exists() and record.read_text().count('"round"') > 2) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(random.random() / 2)
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=20)  # its workers hold the pipe open until they have ended, too
+    assert process.returncode == -signal.SIGKILL
+    assert not Path("killed/result.json").exists()
+    invoke("resume", "killed", "--workers", "1")
+    invoke(*words, "--out", "whole")
+    assert model_bytes("killed") == model_bytes("whole")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def events(clock: Clock, observe: Callable[[Any], None]) -> None:
+    """Two rounds of two branches of 10 steps, 0.1 s each, and a merge of 3 s."""
+    place = {"phase": "search", "branches": ["a", "[b]"], "until": 20}
+    observe({"event": "start", **place, "round": 1})
+    observe({"event": "checkpoint", **place, "round": 1, "step": 0})
+    for index in (1, 2):
+        for branch in ("a", "[b]"):
+            clock.now += 1.0
+            here = {"phase": "search", "round": index, "branch": branch, "step": 10 * index, "seconds": 1.0}
+            observe({"event": "segment", **here})
+        clock.now += 3.0
+        observe({"event": "round", **place, "end": 10 * index, "score": index / 10, "coefficients": {"a": 1.0}})
+        observe({"event": "checkpoint", **place, "round": index + 1, "step": 10 * index})
+
+
+def test_the_time_left_is_what_remains_at_the_pace_so_far() -> None:
+    clock = Clock()
+    tracker = Tracker(20, 2, refit=False, clock=clock)
+    left: list[tuple[int, float | None]] = []
+
+    def observe(event: Any) -> None:
+        tracker(event)
+        left.append((tracker.remaining, tracker.seconds_left))
+
+    events(clock, observe)
+    assert left[:3] == [(40, None), (40, None), (30, 3.0)]
+    assert left[3:6] == [(20, 2.0), (20, 2.0 + 2 * 3.0), (20, 2.0 + 3.0)]
+    assert left[-1][0] == 0
+    assert tracker.checkpoint == "step 20"
+
+
+def test_a_refit_and_a_floor_are_part_of_what_remains() -> None:
+    tracker = Tracker(20, 2, refit=True, clock=Clock())
+    place = {"phase": "search", "round": 1, "step": 0, "until": 20}
+    tracker({"event": "checkpoint", **place, "branches": ["a", "b", "floor"]})
+    assert tracker.remaining == 60 + 40
+    tracker({"event": "resume", **place, "step": 10, "round": 2, "branches": ["a", "b", "floor"]})
+    assert tracker.remaining == 30 + 40
+    tracker({"event": "checkpoint", "phase": "refit", "round": 3, "step": 0, "until": 20, "branches": ["a", "b"]})
+    assert (tracker.remaining, tracker.round) == (40, 1)
+    tracker({"event": "checkpoint", "phase": "done", "round": 5, "step": 20, "until": 20, "branches": ["a", "b"]})
+    assert tracker.remaining == 0
+
+
+def test_plain_lines_come_once_per_round_and_otherwise_rarely() -> None:
+    clock, text = Clock(), io.StringIO()
+    with watching(Console(file=text), Tracker(20, 2, refit=False, clock=clock)) as observe:
+        events(clock, observe)
+        clock.now += 10
+        observe({"event": "warning", "text": "[red]odd[/red]"})
+    assert text.getvalue().splitlines() == [
+        "search 1/2  step 10  score 0.1  a 1.00",
+        "search 2/2  step 20  score 0.2  a 1.00",
+        "warning: [red]odd[/red]",
+    ]
+    text.truncate(0)
+    clock.now = 0.0
+    with watching(Console(file=text), Tracker(20, 1, refit=False, clock=clock)) as observe:
+        for step in range(1, 20):
+            clock.now += 1.0
+            here = {"phase": "search", "round": 1, "branch": "a", "step": step, "seconds": 1.0}
+            observe({"event": "segment", **here})
+    lines = text.getvalue().replace("\0", "").splitlines()
+    assert [re.findall(r"step (\d+)/20", line) for line in lines] == [["5"], ["10"], ["15"]]
+
+
+def test_a_terminal_gets_a_bar_with_branch_round_step_score_and_time_left() -> None:
+    clock, text = Clock(), io.StringIO()
+    console = Console(file=text, force_terminal=True, width=120, color_system=None)
+    with watching(console, Tracker(20, 2, refit=False, clock=clock)) as observe:
+        events(clock, observe)
+    shown = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", text.getvalue())
+    assert "search 1/2  step 10  score 0.1  a 1.00\n" in shown
+    assert "search 2/2  [b]  step 20/20  score 0.2" in shown
+
+
+def test_durations_and_sizes_are_readable() -> None:
+    assert [show_seconds(s) for s in (0.0012, 0.5, 42, 300, 9000, 400000)] == [
+        "1.2 ms",
+        "0.5 s",
+        "42 s",
+        "5 min",
+        "2.5 h",
+        "4.6 days",
+    ]
+    assert [show_bytes(n) for n in (12, 1500, 2_340_000, 7.1e12)] == ["12 bytes", "1.5 kB", "2.34 MB", "7.1 TB"]
+
+
+def test_the_demo_is_given_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+
+    def run_demo(**options: Any) -> int:
+        given.update(options)
+        return 3
+
+    monkeypatch.setattr("forkmerge.cli.demo.run_demo", run_demo)
+    invoke("demo", "--seeds", "2", "--workers", "1", "--out", "d", "--json", code=3)
+    assert given == {"seeds": 2, "workers": 1, "out": Path("d"), "as_json": True}

@@ -1,0 +1,140 @@
+"""Shared memory, parcels, exact sums and the division of a round: the parts that parallel training is made of."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+from multiprocessing import Pipe
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forkmerge.engine.executors.load_balance import divide
+from forkmerge.engine.executors.shared_memory import Memory, Parcel, receive, send
+from forkmerge.problem.exact_sum import add_exactly, rounded
+
+
+class TestMemory:
+    def test_what_one_side_writes_the_other_reads(self) -> None:
+        here, there = Pipe()
+        rows = [Memory(80) for _ in range(130)]  # more than fit into one system call
+        send(here, {"step": 3}, rows)
+        value, found = receive(there)
+        assert value == {"step": 3}
+        assert [memory.key for memory in found] == [memory.key for memory in rows]
+        rows[129].tensor(torch.float64).fill_(2.5)
+        assert found[129].tensor(torch.float64).tolist() == [2.5] * 10
+        send(there, "thanks")
+        assert receive(here) == ("thanks", [])
+
+    def test_private_memory_is_changed_for_oneself_only(self) -> None:
+        here, there = Pipe()
+        memory = Memory(8)
+        send(here, None, [memory])
+        (found,) = receive(there, private=True)[1]
+        found.tensor(torch.uint8).fill_(7)
+        assert memory.tensor(torch.uint8).sum() == 0
+
+    def test_systems_without_nameless_files_use_a_name_for_a_moment(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delattr(os, "memfd_create", raising=False)
+        here, there = Pipe()
+        memory = Memory(8)
+        send(here, None, [memory])
+        memory.tensor(torch.uint8).fill_(3)
+        assert receive(there)[1][0].tensor(torch.uint8).tolist() == [3] * 8
+        shm = Path("/dev/shm")
+        assert not shm.is_dir() or not list(shm.glob("fm-*"))
+
+    def test_an_end_that_is_gone_is_noticed(self) -> None:
+        here, there = Pipe()
+        there.close()
+        with pytest.raises((EOFError, OSError)):
+            receive(here)
+
+    @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="counts open files in /proc")
+    def test_files_are_closed_with_their_memory_but_tensors_stay_usable(self) -> None:
+        before = len(os.listdir("/proc/self/fd"))
+        tensor = Memory(1 << 20).tensor(torch.float32)
+        tensor.fill_(1.0)
+        assert tensor.sum() == 1 << 18
+        del tensor
+        assert len(os.listdir("/proc/self/fd")) == before
+
+
+class TestParcel:
+    def test_an_object_comes_out_as_it_went_in(self) -> None:
+        large, last = torch.randn(300, 300), torch.randn(2, 64, 64, 8).permute(0, 3, 1, 2)
+        half, array = torch.randn(40_000).to(torch.bfloat16), np.arange(30_000)
+        weight = torch.nn.Parameter(torch.randn(200, 200))
+        value = {"large": large, "same": large, "last": last, "half": half, "array": array, "w": weight, "n": [1, "x"]}
+        parcel = Parcel(value)
+        found = Parcel.open(parcel.places, parcel.memory)
+        assert found["n"] == [1, "x"]
+        assert found["large"] is found["same"]
+        assert isinstance(found["w"], torch.nn.Parameter)
+        assert found["last"].stride() == last.stride()
+        assert np.array_equal(found["array"], array)
+        for name in ("large", "last", "half", "w"):
+            assert torch.equal(found[name], value[name])
+            assert found[name].dtype == value[name].dtype
+
+    def test_large_tensors_are_read_in_place(self) -> None:
+        parcel = Parcel(torch.zeros(1 << 16))
+        one, other = (Parcel.open(parcel.places, parcel.memory) for _ in range(2))
+        assert one.data_ptr() == other.data_ptr()
+
+
+class TestSums:
+    @given(st.lists(st.floats(allow_nan=False, allow_infinity=False, width=32), max_size=40), st.randoms())
+    def test_a_sum_does_not_depend_on_where_it_is_cut(self, values: list[float], draw: random.Random) -> None:
+        parts: list[float] = []
+        rest = list(values)
+        while rest:
+            cut = draw.randint(1, len(rest))
+            parts, rest = add_exactly(parts, add_exactly([], rest[:cut])), rest[cut:]
+        assert rounded(parts) == math.fsum(values)
+
+    @pytest.mark.parametrize("bad", [math.nan, math.inf])
+    def test_a_sum_with_a_value_that_is_not_finite_is_not_finite(self, bad: float) -> None:
+        parts = add_exactly(add_exactly([1.0], [bad]), [2.0, 1e300])
+        assert not math.isfinite(rounded(parts))
+
+
+def simulate(steps: list[int], costs: list[float], workers: int) -> float:
+    """The time of a round: a free worker takes the first part whose branch nobody has in hand."""
+    waiting, now, running = divide(steps, costs, workers), 0.0, dict[int, float]()
+    done = dict.fromkeys(range(len(steps)), 0)
+    while waiting or running:
+        for part in list(waiting):
+            if len(running) < workers and part.branch not in running:
+                waiting.remove(part)
+                running[part.branch] = now + part.steps * costs[part.branch]
+                done[part.branch] += part.steps
+        branch = min(running, key=running.__getitem__)
+        now = running.pop(branch)
+    assert done == dict(enumerate(steps))
+    return now
+
+
+class TestDivide:
+    @given(st.lists(st.tuples(st.integers(1, 600), st.floats(0.1, 10)), min_size=1, max_size=12), st.integers(1, 6))
+    def test_all_steps_are_done_in_about_the_shortest_possible_time(
+        self, branches: list[tuple[int, float]], workers: int
+    ) -> None:
+        steps, costs = [count for count, _ in branches], [cost for _, cost in branches]
+        work = [count * cost for count, cost in branches]
+        ideal = max(*work, sum(work) / workers) if len(work) > 1 else work[0]
+        slack = 0.13 * ideal + 2 * max(costs)  # pieces too short to be worth it, and whole steps
+        assert simulate(steps, costs, workers) <= ideal + slack
+
+    def test_nothing_is_cut_without_need(self) -> None:
+        assert [part.steps for part in divide([100] * 4, [1.0] * 4, 2)] == [100] * 4
+        assert [part.steps for part in divide([100] * 2, [1.0, 3.0], 2)] == [100] * 2
+
+    def test_three_branches_on_two_workers_take_one_and_a_half(self) -> None:
+        assert simulate([100] * 3, [1.0] * 3, 2) == 150

@@ -1,0 +1,345 @@
+"""What goes through the codec comes back exactly, what cannot is named, and nothing is pickled."""
+
+from __future__ import annotations
+
+import enum
+import json
+import struct
+from collections import Counter, OrderedDict, defaultdict, namedtuple
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from forkmerge.engine.storage import atomic_files, json_codec
+from forkmerge.engine.storage.atomic_files import Damage, read_tensors, unseal, write_tensors
+from forkmerge.engine.storage.json_codec import JSON, pack, plain, seal, unpack
+from forkmerge.errors import StoreError
+
+DTYPES = [
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+    torch.complex64,
+    torch.complex128,
+    torch.float8_e4m3fn,
+]
+
+
+def bits(tensor: Tensor) -> bytes:
+    return bytes(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
+
+
+def identical(left: Any, right: Any) -> bool:
+    """Equality of types, key order and every bit, NaN included."""
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, Tensor):
+        return left.dtype == right.dtype and left.shape == right.shape and bits(left) == bits(right)
+    if isinstance(left, float):
+        return struct.pack(">d", left) == struct.pack(">d", right)
+    if isinstance(left, dict):
+        return identical(list(left.items()), list(right.items()))
+    if isinstance(left, (list, tuple)):
+        return len(left) == len(right) and all(map(identical, left, right))
+    return bool(left == right)
+
+
+def round_trip(value: Any) -> Any:
+    """Through the text a file would hold; a strict reader must accept it."""
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    data, tensors = pack(value)
+    return unpack(json.loads(json_codec.encode(data), parse_constant=refuse), tensors)
+
+
+def make_tensor(dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    size = torch.Size(shape).numel() * dtype.itemsize
+    raw = torch.arange(size, dtype=torch.int64).mul(37).add(11).to(torch.uint8)
+    if dtype is torch.bool:
+        raw = raw % 2
+    return raw.view(dtype).reshape(shape)
+
+
+tensors = st.builds(make_tensor, st.sampled_from(DTYPES), st.sampled_from([(), (0,), (3,), (2, 0), (2, 3)]))
+any_float = st.integers(0, 2**64 - 1).map(lambda word: struct.unpack(">d", word.to_bytes(8, "big"))[0])
+any_text = st.text(st.characters(exclude_categories=())) | st.sampled_from(["$", "v", "\ud83d\ude00", ""])
+hashable = st.recursive(
+    st.none() | st.booleans() | st.integers() | any_float | any_text | st.sampled_from(DTYPES),
+    lambda inner: st.tuples(inner, inner),
+    max_leaves=3,
+)
+devices = st.sampled_from(["cpu", "cuda", "cuda:1", "meta"]).map(torch.device)
+huge = st.integers(-(10**6000), 10**6000)
+values = st.recursive(
+    hashable | tensors | devices | st.floats() | huge,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.lists(inner, max_size=4).map(tuple)
+        | st.dictionaries(any_text, inner, max_size=4)
+        | st.dictionaries(hashable, inner, max_size=4)
+        | st.dictionaries(hashable, inner, max_size=3).map(OrderedDict)
+        | st.dictionaries(hashable, st.integers(), max_size=3).map(Counter)
+    ),
+    max_leaves=12,
+)
+
+
+@given(values)
+def test_every_packable_value_comes_back_with_its_types_and_bits(value: Any) -> None:
+    assert identical(round_trip(value), value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"$": "tensor", "v": "weight"},
+        {"$": {"$": "tuple", "v": [1]}},
+        {"a": {"$": None}, "v": 1},
+        Counter({"$": 2}),
+        [float("nan"), -float("nan"), float("inf"), -float("inf"), -0.0, 5e-324],
+        {1: "int", "1": "str", 1.5: "float", None: "none", (1, "a"): "tuple"},
+        {True: "bool"},
+    ],
+    ids=repr,
+)
+def test_values_that_look_like_the_encoding_survive(value: Any) -> None:
+    assert identical(round_trip(value), value)
+
+
+def test_a_defaultdict_becomes_a_dict_and_numpy_scalars_python_numbers() -> None:
+    value = [defaultdict(list, a=[1]), np.float64(0.1), np.float32(0.1), np.int8(-3), np.bool_(True)]
+    assert identical(round_trip(value), [{"a": [1]}, 0.1, float(np.float32(0.1)), -3, True])
+
+
+def test_tensors_whose_paths_collide_get_different_names() -> None:
+    value = {"a.b": torch.zeros(1), "a": {"b": torch.ones(1)}, "a.b#1": torch.full((1,), 2.0)}
+    value["__metadata__"] = torch.full((1,), 3.0)
+    data, taken = pack(value)
+    assert len(taken) == 4
+    assert "__metadata__" not in taken
+    assert identical(unpack(data, taken), value)
+
+
+def test_tensors_are_named_after_their_path() -> None:
+    _, taken = pack({"optimizer": {"state": [{"exp_avg": torch.zeros(2)}]}, "é": torch.zeros(1)})
+    assert list(taken) == ["optimizer.state[0].exp_avg", "\\xe9"]
+
+
+def test_the_same_tensor_twice_is_taken_out_once_and_comes_back_as_one() -> None:
+    weight = torch.arange(3.0)
+    data, taken = pack({"a": weight, "b": [weight]})
+    back = unpack(data, taken)
+    assert len(taken) == 1
+    assert back["a"] is back["b"][0]
+
+
+def test_a_parameter_comes_back_as_a_plain_tensor_without_a_graph() -> None:
+    weight = nn.Parameter(torch.ones(2))
+    back = round_trip([weight, weight * 2])
+    assert [type(item) for item in back] == [Tensor, Tensor]
+    assert not any(item.requires_grad for item in back)
+
+
+def test_a_lazily_conjugated_tensor_comes_back_conjugated() -> None:
+    lazy = make_tensor(torch.complex128, (3,)).conj()
+    assert lazy.is_conj()
+    assert identical(round_trip(lazy), lazy.resolve_conj())
+
+
+class Colour(enum.IntEnum):
+    RED = 1
+
+
+Pair = namedtuple("Pair", "a b")
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({"scheduler": {"anneal": len}}, r"^scheduler\.anneal: a builtin_function_or_method cannot"),
+        ({"a": {"b": lambda: 0}}, r"^a\.b: a function cannot be saved without pickle"),
+        ({"a": [0, (1, object())]}, r"^a\[1\]\[1\]: an object cannot be saved without pickle"),
+        (b"bytes", r"^the value: a bytes cannot be saved"),
+        ({"s": {1, 2}}, r"^s: a set cannot"),
+        ({"e": Colour.RED}, r"^e: a Colour cannot"),
+        ({"p": Pair(1, 2)}, r"^p: a Pair cannot"),
+        ({"a": np.zeros(2)}, r"^a: a ndarray cannot"),
+        ({"l": np.longdouble(1)}, r"^l: a longdouble cannot"),
+        ({3: {"x": 1j}}, r"^\[3\]\.x: a complex cannot"),
+        ({frozenset(): 1}, r"^\[frozenset\(\)\] \(the key\): a frozenset cannot"),
+        ({"t": torch.eye(2).to_sparse()}, r"^t: a Tensor of layout torch.sparse_coo on cpu cannot be saved"),
+        ({"t": torch.zeros(1, device="meta")}, r"^t: a Tensor of layout torch.strided on meta cannot"),
+        ({"t": nn.UninitializedParameter()}, r"^t: an UninitializedParameter of layout"),
+    ],
+)
+def test_what_needs_pickle_is_refused_with_its_path_and_type(value: Any, message: str) -> None:
+    with pytest.raises(StoreError, match=message):
+        pack(value)
+
+
+def test_a_value_that_contains_itself_is_refused() -> None:
+    value: list[Any] = []
+    value.append({"again": value})
+    with pytest.raises(StoreError, match="nested more than 100 deep"):
+        pack(value)
+
+
+def test_the_deepest_value_that_is_accepted_also_comes_back() -> None:
+    value: Any = 1
+    for level in range(99):
+        value = (value,) if level % 2 else {level: value}
+    assert identical(round_trip(value), value)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"$": "tensor", "v": "absent"},
+        {"$": "lambda", "v": "x"},
+        {"$": "dtype", "v": "torch.load"},
+        {"$": "float", "v": "zz"},
+        {"$": "int"},
+        {"$": ["unhashable"]},
+    ],
+    ids=str,
+)
+def test_data_that_pack_never_made_is_refused(data: Any) -> None:
+    with pytest.raises(StoreError, match="cannot decode"):
+        unpack(data, {})
+
+
+schedules = torch.optim.lr_scheduler
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda o: schedules.MultiStepLR(o, [2, 2, 5]),
+        lambda o: schedules.OneCycleLR(o, 0.1, total_steps=10, cycle_momentum=False),
+        lambda o: schedules.LambdaLR(o, lambda step: 0.9**step),
+        lambda o: schedules.CosineAnnealingWarmRestarts(o, 4),
+        lambda o: schedules.CyclicLR(o, 0.01, 0.1, cycle_momentum=False),
+    ],
+    ids=["multistep", "one-cycle", "lambda", "restarts", "cyclic"],
+)
+@pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adafactor])
+def test_states_of_torch_optimizers_and_schedulers_come_back(make: Any, optimizer: Any) -> None:
+    weights = [nn.Parameter(torch.ones(3, 2)), nn.Parameter(torch.ones(2))]
+    for weight in weights:
+        weight.grad = torch.full_like(weight, 0.1)
+    live = optimizer(weights, lr=0.1)
+    scheduler = make(live)
+    for _ in range(3):
+        live.step()
+        scheduler.step()
+    state = {"optimizer": live.state_dict(), "scheduler": scheduler.state_dict()}
+    assert identical(round_trip(state), state)
+
+
+def test_plain_is_strict_json_with_null_for_what_is_not_finite() -> None:
+    event = {"loss": float("nan"), "best": np.float32("inf"), "n": np.int64(3), 4: (1, [True, None, "é"])}
+    assert plain(event) == {"loss": None, "best": None, "n": 3, "4": [1, [True, None, "é"]]}
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({"a": [torch.zeros(1)]}, r"^a\[0\]: a Tensor cannot be recorded"),
+        ({"a": {1.5: 0}}, r"^a\[1\.5\]: a float cannot be a key"),
+    ],
+)
+def test_plain_names_what_cannot_be_recorded(value: Any, message: str) -> None:
+    with pytest.raises(StoreError, match=message):
+        plain(value)
+
+
+def test_a_sealed_file_notices_a_flipped_bit_in_any_byte(tmp_path: Path) -> None:
+    content: dict[str, JSON] = {"format": 1, "files": {"a": {"bytes": 20}}}
+    path = tmp_path / "manifest.json"
+    text = seal(content)
+    path.write_bytes(text)
+    assert unseal(path) == content
+    for position in range(len(text)):
+        for flip in (1, 32):  # the neighbouring digit; the other case of a letter
+            changed = bytearray(text)
+            changed[position] ^= flip
+            path.write_bytes(changed)
+            with pytest.raises(Damage, match=r"manifest\.json: "):
+                unseal(path)
+
+
+@pytest.mark.parametrize("dtype", [d for d in DTYPES if d is not torch.complex128], ids=str)
+def test_a_tensor_file_keeps_every_dtype_and_shape(tmp_path: Path, dtype: torch.dtype) -> None:
+    written = {str(shape): make_tensor(dtype, shape) for shape in [(), (0,), (2, 0), (5,), (2, 3)]}
+    write_tensors(tmp_path / "t.safetensors", written)
+    read = read_tensors(tmp_path / "t.safetensors")
+    assert identical(dict(sorted(read.items())), dict(sorted(written.items())))
+
+
+def test_a_tensor_file_keeps_views_that_overlap_or_are_lazy(tmp_path: Path) -> None:
+    row, pairs = torch.arange(12.0), torch.view_as_complex(torch.arange(8.0).reshape(4, 2))
+    written = {
+        "row": row,
+        "row again": row,
+        "inside": row[3:7],
+        "across": row[5:9],
+        "column": row.view(3, 4)[:, 1],
+        "transposed": row.view(3, 4).T,
+        "spread": row[:1].expand(5),
+        "empty inside": row[4:4],
+        "conjugate": pairs.conj(),
+        "imaginary": pairs.conj().imag,
+        "negative": torch._neg_view(torch.arange(3.0)),
+        "channels last": torch.arange(16.0).reshape(1, 2, 2, 4).to(memory_format=torch.channels_last),
+    }
+    write_tensors(tmp_path / "t.safetensors", written)
+    read = read_tensors(tmp_path / "t.safetensors")
+    assert read.keys() == written.keys()
+    for name, tensor in written.items():
+        assert torch.equal(read[name], tensor), name
+
+
+def test_neighbouring_views_of_one_row_are_written_without_a_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row, given = torch.arange(12.0), {}
+    monkeypatch.setattr(atomic_files, "_save_tensors", lambda path, tensors: (given.update(tensors), path.touch()))
+    write_tensors(tmp_path / "t.safetensors", {"a": row[:4], "b": row[4:9], "c": row[9:]})
+    offsets = {name: part.data_ptr() - row.data_ptr() for name, part in given.items()}
+    assert offsets == {"a": 0, "b": 16, "c": 36}
+
+
+@pytest.mark.parametrize("tensor", [torch.eye(2).to_sparse(), torch.zeros(1, dtype=torch.complex128)])
+def test_a_tensor_the_format_cannot_hold_is_a_store_error(tmp_path: Path, tensor: Tensor) -> None:
+    with pytest.raises(StoreError, match=r"t\.safetensors cannot hold these tensors"):
+        write_tensors(tmp_path / "t.safetensors", {"x": tensor})
+
+
+def test_a_tensor_that_was_read_does_not_depend_on_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "t.safetensors"
+    write_tensors(path, {"x": torch.arange(1000.0)})
+    read = read_tensors(path)["x"]
+    path.write_bytes(b"\0" * path.stat().st_size)
+    assert torch.equal(read, torch.arange(1000.0))
+
+
+def test_a_pickle_in_place_of_tensors_is_damage(tmp_path: Path) -> None:
+    path = tmp_path / "t.safetensors"
+    torch.save({"x": torch.zeros(2)}, path)
+    with pytest.raises(Damage, match=r"t\.safetensors: "):
+        read_tensors(path)

@@ -1,0 +1,677 @@
+"""A run folder survives kills at every moment, full disks and damage, and says what it found."""
+
+from __future__ import annotations
+
+import errno
+import inspect
+import json
+import os
+import pickle
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from forkmerge.engine.storage import atomic_files, json_codec
+from forkmerge.engine.storage.run_folder import NoStore, RunFolder, list_runs, status, write_atomically
+from forkmerge.errors import StoreError
+
+STATE_FILES = ["state.safetensors", "state.json", "manifest.json"]
+CONFIG = {"steps": 10, "betas": (0.9, 0.999), "clip": float("inf")}
+
+
+def state(step: int) -> dict[Any, Any]:
+    row = torch.arange(12.0) * step
+    return {
+        "step": step,
+        "row": row,
+        "view": row[2:5],
+        "half": torch.full((3,), step, dtype=torch.bfloat16),
+        "scores": [float("nan"), 0.1 * step],
+        7: (torch.tensor(step), torch.zeros(0)),
+    }
+
+
+def same(left: Any, right: Any) -> bool:
+    """Equal text and equal tensor bits."""
+    (text, tensors), (other_text, other_tensors) = json_codec.pack(left), json_codec.pack(right)
+    return text == other_text and all(
+        tensor.dtype == other_tensors[name].dtype and torch.equal(tensor, other_tensors[name])
+        for name, tensor in tensors.items()
+    )
+
+
+def lines(until: int) -> list[dict[str, int]]:
+    return [{"step": step} for step in range(1, until + 1)]
+
+
+def advance(folder: RunFolder, step: int) -> None:
+    """One step of a make-believe run: a line of the record and a checkpoint."""
+    folder.record({"step": step})
+    folder.save(state(step), step)
+
+
+def make_run(path: Path, steps: int) -> Path:
+    with RunFolder.create(path, CONFIG) as folder:
+        for step in range(1, steps + 1):
+            advance(folder, step)
+        folder.record({"step": steps + 1})
+    return path
+
+
+def names(path: Path) -> set[str]:
+    return {str(item.relative_to(path)) for item in path.rglob("*")}
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: no handler of the library may catch it."""
+
+
+class Faults:
+    """Counts the changes of the disk and breaks the `at`-th of them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.at, self.count, self.mode = -1, 0, "before"
+        self.error: BaseException = Killed()
+        for name in ("write", "_save_tensors", "_fsync", "_rename"):
+            monkeypatch.setattr(atomic_files, name, self._wrapped(name, getattr(atomic_files, name)))
+
+    def arm(self, at: int, mode: str, error: BaseException) -> None:
+        self.at, self.count, self.mode, self.error = at, 0, mode, error
+
+    def disarm(self) -> None:
+        self.at = -1
+
+    def _wrapped(self, name: str, real: Callable[..., None]) -> Callable[..., None]:
+        def call(first: Any, *rest: Any) -> None:
+            self.count += 1
+            if self.count != self.at:
+                return real(first, *rest)
+            if self.mode == "torn" and name == "write":
+                real(first, rest[0][: len(rest[0]) // 2])
+            elif self.mode == "after" or (self.mode == "torn" and name == "_save_tensors"):
+                real(first, *rest)
+                if self.mode == "torn":
+                    os.truncate(first, os.path.getsize(first) // 2)
+            raise self.error
+
+        return call
+
+
+@pytest.fixture
+def faults(monkeypatch: pytest.MonkeyPatch) -> Faults:
+    return Faults(monkeypatch)
+
+
+def each_fault(faults: Faults, error: BaseException, action: Callable[[], None]) -> Iterator[int]:
+    """Repeat `action`, breaking its first, second, … change of the disk until one run through is unbroken."""
+    for at in range(1, 100):
+        faults.arm(at, faults.mode, error)
+        try:
+            action()
+        except (Killed, StoreError):
+            faults.disarm()
+            yield at
+        else:
+            assert at > 4, "the faults were never reached"
+            return
+
+
+@pytest.fixture(autouse=True)
+def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No power cut happens here, so waiting for the disk would only cost time; its order has its own test."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+def abandon(folder: RunFolder) -> None:
+    """What the operating system does to a killed process."""
+    assert folder._lock is not None
+    assert folder._record is not None
+    folder._record.close()
+    folder._lock.close()
+
+
+def test_a_checkpoint_comes_back_bitwise_with_its_config_and_record(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", 3)
+    with RunFolder.open(tmp_path / "run") as folder:
+        assert folder.config == CONFIG
+        assert type(folder.config["betas"]) is tuple
+        assert same(folder.load(), state(3))
+        assert folder.warnings == []
+        assert list(folder.records()) == lines(3)
+
+
+def test_a_new_run_has_nothing_to_load(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "deep" / "run", {}) as folder:
+        assert folder.load() is None
+        assert list(folder.records()) == []
+
+
+def test_the_two_newest_checkpoints_stay(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "run", {}) as folder:
+        for step in (1, 2, 9, 100_000_000):
+            folder.save(state(step), step)
+            kept = sorted(int(item.name) for item in (tmp_path / "run/checkpoints").iterdir())
+            assert kept == [index for index in (1, 2, 9, 100_000_000) if index <= step][-2:]
+        assert same(folder.load(), state(100_000_000))
+
+
+def test_a_checkpoint_of_the_same_index_is_replaced_and_an_older_one_refused(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "run", {}) as folder:
+        folder.save("first", 3)
+        folder.save("second", 3)
+        assert folder.load() == "second"
+        with pytest.raises(StoreError, match=r"checkpoint 2 is older than the newest, 3: call load"):
+            folder.save("late", 2)
+
+
+def test_every_file_is_synced_before_its_folder_gets_a_name_and_the_manifest_comes_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[tuple[str, Any]] = []
+
+    def spy(name: str, key: Callable[..., Any]) -> None:
+        real = getattr(atomic_files, name)
+
+        def call(*arguments: Any) -> None:
+            events.append((name, key(*arguments)))
+            real(*arguments)
+
+        monkeypatch.setattr(atomic_files, name, call)
+
+    folder = RunFolder.create(tmp_path / "run", {})
+    folder.record({"step": 1})
+    spy("write", lambda file, data: os.fstat(file.fileno()).st_ino)
+    spy("_fsync", lambda descriptor: os.fstat(descriptor).st_ino)
+    spy("_save_tensors", lambda path, tensors: path.name)
+    spy("_rename", lambda source, target: target.name)
+    folder.save(state(1), 1)
+    folder.close()
+    paths = [tmp_path / "run", *(tmp_path / "run").rglob("*")]
+    by_inode = {path.stat().st_ino: path.name for path in paths}
+    assert [(name, by_inode.get(key, key)) for name, key in events] == [
+        ("_fsync", "record.jsonl"),
+        ("_save_tensors", "state.safetensors"),
+        ("_fsync", "state.safetensors"),
+        ("write", "state.json"),
+        ("_fsync", "state.json"),
+        ("write", "manifest.json"),
+        ("_fsync", "manifest.json"),
+        ("_fsync", "00000001"),
+        ("_rename", "00000001"),
+        ("_fsync", "checkpoints"),
+        ("_fsync", "run"),
+    ]
+
+
+@pytest.mark.parametrize("index", [3, 4], ids=["replacing", "pruning"])
+@pytest.mark.parametrize("mode", ["before", "torn", "after"])
+def test_a_kill_at_any_moment_of_a_save_leaves_the_old_or_the_new_checkpoint(
+    tmp_path: Path, faults: Faults, mode: str, index: int
+) -> None:
+    template = make_run(tmp_path / "template", 3)
+    faults.mode, run, live = mode, tmp_path / "run", []
+
+    def step() -> None:
+        shutil.rmtree(run, ignore_errors=True)
+        shutil.copytree(template, run)
+        live.append(RunFolder.open(run))
+        live[-1].record({"step": 4})
+        live[-1].save(state(5), index)
+
+    found = []
+    for at in each_fault(faults, Killed(), step):
+        abandon(live[-1])
+        before = names(run)
+        with RunFolder.open(run) as folder:
+            value = folder.load()
+            assert value is not None, at
+            found.append(value["step"])
+            cut = {2: 2, 3: 3, 5: 5}[value["step"]]
+            expected = lines(cut) if cut < 5 else [*lines(4), {"step": 4}]
+            assert list(folder.records()) == expected, at
+            assert same(value, state(value["step"])), at
+            assert folder.warnings == [], "a kill is not damage"
+            assert not [name for name in names(run) if ".tmp-" in name], at
+            if value["step"] == 3:
+                assert index == 3 or f"checkpoints/{index:08d}" not in before
+            advance(folder, 6)
+            assert same(folder.load(), state(6)), at
+    live[-1].close()
+    assert set(found) == ({2, 3, 5} if index == 3 else {3, 5})
+    assert found == sorted(found, key=lambda step: {3: 0, 2: 1, 5: 2}[step])
+
+
+@pytest.mark.parametrize("mode", ["before", "torn"])
+def test_a_full_disk_is_a_named_error_that_leaves_no_rubbish_and_no_harm(
+    tmp_path: Path, faults: Faults, mode: str
+) -> None:
+    faults.mode = mode
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with RunFolder.create(tmp_path / "run", {}) as folder:
+        advance(folder, 1)
+        for at in each_fault(faults, full, lambda: folder.save(state(2), 2)):
+            assert not [name for name in names(folder.path) if ".tmp-0" in name], at
+            value = folder.load()
+            assert value is not None
+            assert value["step"] in (1, 2)
+            assert same(value, state(value["step"]))
+        faults.arm(1, mode, full)
+        with pytest.raises(StoreError, match=r"cannot write .*00000003: No space left on device"):
+            folder.save(state(3), 3)
+
+
+@pytest.mark.parametrize("mode", ["before", "torn", "after"])
+def test_a_kill_at_any_moment_of_the_end_leaves_a_finished_or_an_interrupted_run(
+    tmp_path: Path, faults: Faults, mode: str
+) -> None:
+    template = make_run(tmp_path / "template", 2)
+    with RunFolder.open(template) as folder:
+        folder.finish({"score": 0.1}, {"w": torch.zeros(3)})
+    faults.mode, run, live = mode, tmp_path / "run", []
+
+    def end() -> None:
+        shutil.rmtree(run, ignore_errors=True)
+        shutil.copytree(template, run)
+        live.append(RunFolder.open(run))
+        live[-1].finish({"score": 0.2}, {"w": torch.ones(3)})
+
+    found = set()
+    for at in each_fault(faults, Killed(), end):
+        abandon(live[-1])
+        found.add(status(run))
+        with RunFolder.open(run) as folder:
+            result = folder.result()
+            if result is None:
+                assert same(folder.load(), state(2)), at
+            else:
+                expected = {0.1: torch.zeros(3), 0.2: torch.ones(3)}[result["score"]]
+                assert torch.equal(folder.model_tensors()["w"], expected), at
+            folder.finish({"score": 0.3}, {"w": torch.ones(1)})
+        assert status(run) == "finished"
+    live[-1].close()
+    assert found == {"interrupted", "finished"}
+
+
+@pytest.mark.parametrize("mode", ["before", "torn", "after"])
+def test_a_kill_during_create_leaves_a_folder_to_create_or_to_open(tmp_path: Path, faults: Faults, mode: str) -> None:
+    faults.mode, run = mode, tmp_path / "run"
+
+    def start() -> None:
+        shutil.rmtree(run, ignore_errors=True)
+        RunFolder.create(run, CONFIG).close()
+
+    for _ in each_fault(faults, Killed(), start):
+        begun = (run / "config.json").exists()
+        with RunFolder.open(run) if begun else RunFolder.create(run, CONFIG) as folder:
+            assert folder.config == CONFIG
+            assert folder.load() is None
+
+
+def damages(size: int) -> dict[str, Callable[[Path], Any]]:
+    """Ways to spoil a file of `size` bytes: chosen and random places, always the same ones."""
+
+    def flip(position: int, mask: int) -> Callable[[Path], Any]:
+        def spoil(path: Path) -> None:
+            data = bytearray(path.read_bytes())
+            data[position] ^= mask
+            path.write_bytes(data)
+
+        return spoil
+
+    def cut(length: int) -> Callable[[Path], Any]:
+        return lambda path: os.truncate(path, length)
+
+    ways: dict[str, Callable[[Path], Any]] = {"missing": Path.unlink}
+    for length in {0, 1, size // 2, size - 1}:
+        ways[f"cut to {length}"] = cut(length)
+    ways["one byte more"] = lambda path: path.write_bytes(path.read_bytes() + b"\n")
+    ways["zeros"] = lambda path: path.write_bytes(b"\0" * size)
+    draw = random.Random(size)
+    for position in {0, 7, 8, size // 2, size - 1, *(draw.randrange(size) for _ in range(12))}:
+        ways[f"flip at {position}"] = flip(position, 1 << draw.randrange(8))
+    return ways
+
+
+@pytest.mark.parametrize("name", STATE_FILES)
+def test_a_damaged_newest_checkpoint_is_named_set_aside_and_the_previous_one_used(tmp_path: Path, name: str) -> None:
+    template = make_run(tmp_path / "template", 3)
+    for way, spoil in damages((template / "checkpoints/00000003" / name).stat().st_size).items():
+        run = tmp_path / way
+        shutil.copytree(template, run)
+        spoil(run / "checkpoints/00000003" / name)
+        with RunFolder.open(run) as folder:
+            assert same(folder.load(), state(2)), way
+            assert list(folder.records()) == lines(2), way
+            (warning,) = folder.warnings
+            assert str(run / "checkpoints/00000003") in warning
+            assert f": {name}: " in warning
+            assert (run / "checkpoints/00000003.damaged").is_dir()
+            advance(folder, 3)
+            assert same(folder.load(), state(3)), way
+            assert list(folder.records()) == lines(3), way
+        shutil.rmtree(run)
+
+
+def test_the_reason_for_a_damaged_checkpoint_is_said(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", 2)
+    text = run / "checkpoints/00000002/state.json"
+    size = text.stat().st_size
+    os.truncate(text, 5)
+    (run / "checkpoints/00000001/state.safetensors").unlink()
+    with RunFolder.open(run) as folder:
+        assert folder.load() is None
+        assert folder.warnings == [
+            f"skipped the damaged checkpoint {run}/checkpoints/00000002: state.json: it holds 5 bytes, {size} expected",
+            f"skipped the damaged checkpoint {run}/checkpoints/00000001: state.safetensors: No such file or directory",
+        ]
+        assert (run / "record.jsonl").stat().st_size == 0
+
+
+def test_a_checkpoint_damaged_twice_replaces_the_folder_set_aside(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", 2)
+    with RunFolder.open(run) as folder:
+        for _ in range(2):
+            (run / "checkpoints/00000002/state.json").unlink()
+            assert same(folder.load(), state(1))
+            folder.save(state(2), 2)
+    assert sorted(item.name for item in (run / "checkpoints").iterdir()) == [
+        "00000001",
+        "00000002",
+        "00000002.damaged",
+    ]
+
+
+def test_a_record_shorter_than_the_checkpoint_says_is_damage(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", 3)
+    line = len(json_codec.encode({"step": 1}))
+    os.truncate(run / "record.jsonl", 3 * line - 1)
+    with RunFolder.open(run) as folder:
+        assert same(folder.load(), state(2))
+        assert list(folder.records()) == lines(2)
+        assert f"record.jsonl: it holds {3 * line - 1} bytes, {3 * line} expected" in folder.warnings[0]
+
+
+def test_a_lost_record_ends_in_a_new_start(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", 3)
+    (run / "record.jsonl").unlink()
+    with RunFolder.open(run) as folder:
+        assert folder.load() is None
+        assert len(folder.warnings) == 2
+
+
+def test_a_checkpoint_of_another_format_is_refused_not_set_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path / "run", 2)
+    monkeypatch.setattr("forkmerge.engine.storage.run_folder.FORMAT", 2)
+    before = names(run)
+    with RunFolder.open(run) as folder, pytest.raises(StoreError, match="has format 1, not 2"):
+        folder.load()
+    assert names(run) == before
+
+
+def test_looking_at_a_run_changes_nothing_and_writing_is_refused(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", 3)
+    os.truncate(run / "checkpoints/00000003/state.json", 5)
+    (run / "checkpoints/.tmp-00000004").mkdir()
+    before, record = names(run), (run / "record.jsonl").read_bytes()
+    with RunFolder.open(run, lock=False) as folder:
+        assert same(folder.load(), state(2))
+        assert len(folder.warnings) == 1
+        for method, *arguments in ("record", {}), ("save", 1, 9), ("keep_branches", 1, 1), ("finish", {}, {}):
+            with pytest.raises(StoreError, match="opened for reading only"):
+                getattr(folder, method)(*arguments)
+    assert names(run) == before
+    assert (run / "record.jsonl").read_bytes() == record
+
+
+def test_what_cannot_be_saved_is_named_before_anything_is_written(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "run", {}) as folder:
+        before = names(folder.path)
+        with pytest.raises(StoreError, match=r"^scheduler\.anneal: a function cannot be saved"):
+            folder.save({"scheduler": {"anneal": lambda: 0}}, 1)
+        with pytest.raises(StoreError, match=r"^a: a set cannot be recorded"):
+            folder.record({"a": {1}})
+        assert names(folder.path) == before
+
+
+def test_create_refuses_a_folder_with_anything_in_it(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", 1)
+    before = names(run)
+    with pytest.raises(StoreError, match=f"choose another folder or continue it with `forkmerge resume {run}`"):
+        RunFolder.create(run, {})
+    assert names(run) == before
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match="exists and is not an empty folder"):
+        RunFolder.create(tmp_path / "file", {})
+
+
+def test_create_takes_an_empty_folder(tmp_path: Path) -> None:
+    RunFolder.create(tmp_path, {"a": 1}).close()
+    assert json.loads((tmp_path / "config.json").read_text()) == {"a": 1}
+
+
+def test_create_names_a_path_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    path = tmp_path / "file" / "run"
+    with pytest.raises(StoreError, match=rf"cannot create the run folder {path}: Not a directory"):
+        RunFolder.create(path, {})
+
+
+@pytest.mark.parametrize("config", [{"x": torch.zeros(1)}, {"x": lambda: 0}], ids=["tensor", "function"])
+def test_create_refuses_an_unsavable_config_before_making_the_folder(tmp_path: Path, config: Any) -> None:
+    with pytest.raises(StoreError, match="x: a "):
+        RunFolder.create(tmp_path / "run", config)
+    assert not (tmp_path / "run").exists()
+
+
+def test_open_and_status_refuse_what_is_not_a_run(tmp_path: Path) -> None:
+    for look in (RunFolder.open, status):
+        with pytest.raises(StoreError, match=r"is not a run folder: it holds no config\.json"):
+            look(tmp_path)
+    assert names(tmp_path) == set()
+
+
+def test_an_unreadable_config_is_named(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", 1)
+    (run / "config.json").write_text("{")
+    with pytest.raises(StoreError, match=r"config\.json is not JSON"):
+        RunFolder.open(run)
+
+
+def test_the_record_is_strict_json_and_a_torn_last_line_is_passed_over(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "run", {}) as folder:
+        folder.record({"loss": float("nan"), "task": "é\n"})
+        with (folder.path / "record.jsonl").open("ab") as file:
+            file.write(b'{"loss": 1')
+        assert list(folder.records()) == [{"loss": None, "task": "é\n"}]
+
+
+def test_a_broken_line_inside_the_record_is_named(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", 1)
+    (run / "record.jsonl").write_bytes(b'{"a": 1}\n{"a"\n{"a": 3}\n')
+    with pytest.raises(StoreError, match=r"line 2 of .*record\.jsonl is not JSON"):
+        list(RunFolder.open(run, lock=False).records())
+
+
+def test_kept_branches_come_back_and_are_never_pruned(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "run", {}) as folder:
+        for index in range(4):
+            folder.keep_branches(state(index), index)
+        folder.keep_branches(state(9), 1)
+        assert [folder.load_branches(index)["step"] for index in range(4)] == [0, 9, 2, 3]
+        assert same(folder.load_branches(3), state(3))
+        with pytest.raises(StoreError, match=r"keeps no branches of round 7\. Kept rounds: 0, 1, 2, 3\."):
+            folder.load_branches(7)
+        os.truncate(tmp_path / "run/branches/00000002/state.json", 3)
+        with pytest.raises(StoreError, match=r"00000002 are damaged: state\.json: it holds 3 bytes"):
+            folder.load_branches(2)
+
+
+def test_branches_are_read_after_the_record_was_cut_back(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "run", {}) as folder:
+        folder.record({"step": 1})
+        folder.keep_branches(state(1), 1)
+        assert folder.load() is None
+        assert same(folder.load_branches(1), state(1))
+
+
+def test_a_finished_run_holds_its_result_and_a_model_plain_safetensors_reads(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    model = torch.nn.Linear(2, 2)
+    model.tied = model.weight
+    with RunFolder.create(tmp_path / "run", {}) as folder:
+        assert folder.result() is None
+        with pytest.raises(StoreError, match="is not finished: continue it with `forkmerge resume"):
+            folder.model_tensors()
+        folder.finish({"score": 0.5, "worst": float("-inf")}, model.state_dict())
+        assert folder.result() == {"score": 0.5, "worst": None}
+        for tensors in (folder.model_tensors(), load_file(tmp_path / "run/model.safetensors")):
+            assert tensors.keys() == model.state_dict().keys()
+            assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in tensors.items())
+
+
+@pytest.mark.parametrize("spoil", [lambda path: os.truncate(path, 40), Path.unlink], ids=["cut", "missing"])
+def test_a_damaged_model_is_named(tmp_path: Path, spoil: Callable[[Path], Any]) -> None:
+    with RunFolder.create(tmp_path / "run", {}) as folder:
+        folder.finish({}, {"w": torch.ones(3)})
+        spoil(tmp_path / "run/model.safetensors")
+        with pytest.raises(StoreError, match=r"run is damaged: model\.safetensors: "):
+            folder.model_tensors()
+
+
+def test_nothing_is_unpickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise AssertionError("something was unpickled")
+
+    for module, name in [(pickle, "load"), (pickle, "loads"), (pickle, "Unpickler"), (torch, "load")]:
+        monkeypatch.setattr(module, name, refuse)
+    run = make_run(tmp_path / "run", 2)
+    with RunFolder.open(run) as folder:
+        assert same(folder.load(), state(2))
+        folder.keep_branches(state(1), 1)
+        assert same(folder.load_branches(1), state(1))
+        folder.finish({}, {"w": torch.ones(3)})
+        assert torch.equal(folder.model_tensors()["w"], torch.ones(3))
+
+
+RUNNING = """
+import itertools, sys, torch
+from forkmerge.engine.storage.run_folder import RunFolder
+with RunFolder.create(sys.argv[1], {}) as folder:
+    for step in itertools.count(1):
+        folder.record({"step": step})
+        folder.save({"step": step, "row": torch.full((50_000,), float(step))}, step)
+        if step == 3:
+            print("ready", flush=True)
+"""
+
+
+def test_a_running_run_is_locked_until_it_is_killed_and_then_continues(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = subprocess.Popen(
+        [sys.executable, "-c", RUNNING, str(run)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.PIPE,
+    )
+    with process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+            assert status(run) == "running"
+            with pytest.raises(StoreError, match="already running in another process"):
+                RunFolder.open(run)
+            with RunFolder.open(run, lock=False) as folder:
+                value = folder.load()
+                assert value is not None
+                assert value["row"].eq(value["step"]).all()
+        finally:
+            process.send_signal(signal.SIGKILL)
+    assert status(run) == "interrupted"
+    with RunFolder.open(run) as folder:
+        assert status(run) == "running"
+        value = folder.load()
+        assert value is not None
+        assert value["row"].eq(value["step"]).all()
+        assert list(folder.records()) == lines(value["step"])
+        assert folder.warnings == []
+    assert status(run) == "interrupted"
+
+
+def test_the_lock_also_holds_inside_one_process_and_is_released_by_close(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", {})
+    with pytest.raises(StoreError, match="already running"):
+        RunFolder.open(tmp_path / "run")
+    folder.close()
+    folder.close()
+    RunFolder.open(tmp_path / "run").close()
+
+
+def test_close_releases_the_lock_even_if_a_forked_worker_holds_a_copy_of_it(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", {})
+    assert folder._lock is not None
+    copy = os.dup(folder._lock.fileno())
+    folder.close()
+    RunFolder.open(tmp_path / "run").close()
+    os.close(copy)
+
+
+def test_asking_for_the_status_does_not_keep_a_run_from_starting(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", 1)
+    (run / "lock").unlink()
+    assert status(run) == "interrupted"
+    with RunFolder.open(run) as folder:
+        assert status(run) == "running"
+        folder.finish({}, {})
+        assert status(run) == "finished"
+
+
+def test_runs_are_listed_directly_and_one_level_below(tmp_path: Path) -> None:
+    expected = [make_run(tmp_path / name, 0) for name in ("a", "group/b", "group/c")]
+    make_run(tmp_path / "one/two/too-deep", 0)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text("{}")
+    assert list_runs(tmp_path) == expected
+    assert list_runs(expected[0]) == expected[:1]
+    assert list_runs(tmp_path / "absent") == []
+
+
+def test_write_atomically_replaces_all_or_nothing(tmp_path: Path, faults: Faults) -> None:
+    path = tmp_path / "file"
+    write_atomically(path, b"old")
+    faults.arm(1, "torn", Killed())
+    with pytest.raises(Killed):
+        write_atomically(path, b"newer")
+    assert path.read_bytes() == b"old"
+    faults.disarm()
+    write_atomically(path, b"newer")
+    assert path.read_bytes() == b"newer"
+    assert names(tmp_path) == {"file"}
+
+
+def test_no_store_has_every_method_of_a_run_folder_and_keeps_nothing() -> None:
+    for name, method in inspect.getmembers(RunFolder, inspect.isfunction):
+        if not name.startswith("_") or name in ("__enter__", "__exit__"):
+            twin = inspect.signature(getattr(NoStore, name))
+            assert list(twin.parameters) == list(inspect.signature(method).parameters), name
+    with NoStore() as store:
+        store.record({"a": 1})
+        store.save(object(), 1)
+        store.keep_branches(1, 1)
+        store.finish({}, {})
+        assert store.load() is None
+        assert store.result() is None
+        assert list(store.records()) == []
+        with pytest.raises(StoreError, match="give the run a folder"):
+            store.load_branches(1)
+        with pytest.raises(StoreError, match="give the run a folder"):
+            store.model_tensors()

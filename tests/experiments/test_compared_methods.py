@@ -1,0 +1,119 @@
+"""From a word to an algorithm: every method of the paper, in any spelling, with the recipe's own options."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import forkmerge as fm
+from compare_problem import recipe
+from forkmerge.experiments.compared_methods import compared_method_from, compared_methods_from, takes, with_setting
+from forkmerge.experiments.comparison import plan_comparison
+from forkmerge.experiments.option_syntax import show_options, split_options, split_words
+
+
+def test_the_recipes_own_options_are_what_methods_have_in_common():
+    made = replace(recipe(), algorithm=fm.ForkMerge(interval=2, select="best", bn="recompute", search="binary"))
+    built = {word: compared_method_from(word).algorithm(made, refit=False) for word in ("stl", "ew", "forkmerge-aux")}
+    assert built["stl"] == fm.SingleTask(2, "best")
+    assert built["ew"] == fm.Joint(interval=2, select="best")
+    # Three branches are too many for a binary search.
+    assert built["forkmerge-aux"] == fm.ForkMerge("per_auxiliary", interval=2, select="best", bn="recompute")
+
+
+def test_words_name_methods_whatever_their_case():
+    found = compared_methods_from(
+        "STL, nash-mtl ,forkmerge+PC_Grad,torchjd:UPGrad,torchjd:GradVac(beta=0.1),auto-λ,stl-best:3"
+    )
+    assert [method.label for method in found] == [
+        "STL",
+        "NashMTL",
+        "ForkMerge + PCGrad",
+        "torchjd:UPGrad",
+        "torchjd:GradVac(beta=0.1)",
+        "AutoLambda",
+        "STL, best of 3",
+    ]
+    assert len(compared_methods_from("paper")) == 16
+    words = [method.word for method in compared_methods_from("all,paper,stl")]
+    assert len(words) == len(set(words)) > 25
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("pcgrd", "unknown method 'pcgrd'. Did you mean 'pcgrad'"),
+        ("forkmerg", "Did you mean 'forkmerge'"),
+        ("ew+pcgrad", "unknown algorithm to combine with a method 'ew'"),
+        ("forkmerge+pcgrd", "Did you mean 'pcgrad'"),
+        ("torchjd:UPGrd", "UPGrd"),
+        (" , ", "names no method"),
+    ],
+)
+def test_unknown_methods_are_named_with_the_closest(text, message):
+    with pytest.raises(fm.ForkMergeError) as error:
+        compared_methods_from(text)
+    assert message in str(error.value)
+
+
+def test_options_of_methods_inside_can_be_set():
+    made = replace(recipe(), algorithm=compared_method_from("forkmerge+cagrad").algorithm(recipe(), refit=False))
+    assert with_setting(made, {"c": 0.1}).algorithm.method.c == 0.1
+    with pytest.raises(fm.ConfigError, match="has no option 'd'"):
+        with_setting(made, {"d": 0.1})
+
+
+def test_words_with_options_set_them_and_are_rows_of_their_own():
+    found = compared_methods_from(
+        "forkmerge[interval=2],forkmerge[ interval = 3 , prune_to=1 ],EW[lr=0.003],cagrad[c=0.1]"
+    )
+    assert [method.word for method in found] == [
+        "forkmerge[interval=2]",
+        "forkmerge[interval=3,prune_to=1]",
+        "ew[lr=0.003]",
+        "cagrad[c=0.1]",
+    ]
+    assert found[1].label == "ForkMerge[interval=3,prune_to=1]"
+    prepared = [method.prepare(recipe(), refit=False) for method in found]
+    assert [made.algorithm.interval for made in prepared[:2]] == [2, 3]
+    assert prepared[1].algorithm.prune_to == 1
+    assert prepared[2].optimizer.lr == 0.003
+    assert prepared[3].algorithm.method.c == 0.1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mixtures": {"name": "nested_top_k", "probe_steps": 2, "sizes": [1, 2]}},
+        {"task_weights": {"tgt": 1, "with space": 0.5}, "select": "best"},
+        {"text": "a, b] '", "word": "true", "none": None, "yes": True},
+    ],
+)
+def test_options_are_read_back_from_the_word_that_shows_them(options):
+    assert split_options("ew" + show_options(options)) == ("ew", options)
+    assert split_words(f"stl,ew{show_options(options)},uw") == ["stl", f"ew{show_options(options)}", "uw"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("forkmerge[intervall=2]", r"ForkMerge has no option 'intervall': unknown option .* Did you mean 'interval'"),
+        ("forkmerge[interval=fast]", "interval must be a positive integer, got 'fast'"),
+        ("ew[lr=-1]", r"ew\[lr=-1\]: learning rates are positive numbers"),
+        ("posttrain[pretrain_steps=100]", "pretrain_steps must leave both parts"),
+        ("ew[task_weights=5]", r"ew\[task_weights=5\] has an option that cannot be"),
+        ("forkmerge[interval]", "write WORD"),
+        ("forkmerge[interval=2", "no closing ]"),
+        ("forkmerge[interval=2,interval=3]", "write WORD"),
+        ("forkmerg[interval=2]", "Did you mean 'forkmerge'"),
+    ],
+)
+def test_bad_options_are_refused_when_the_comparison_is_planned(text, message):
+    with pytest.raises(fm.ForkMergeError, match=message):
+        plan_comparison("compare_problem:recipe", methods=text)
+
+
+def test_what_a_word_fixes_is_not_tuned():
+    fixed, free = compared_methods_from("ew[lr=0.003],ew")
+    assert (takes(fixed, recipe(), "lr"), takes(free, recipe(), "lr")) == (False, True)

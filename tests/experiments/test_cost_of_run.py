@@ -1,0 +1,280 @@
+"""What a dry run foretells is what the run then does."""
+
+from __future__ import annotations
+
+import io
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+import forkmerge as fm
+from forkmerge.cli.print_run import show_cost
+from forkmerge.engine.storage.run_folder import CHECKPOINTS_KEPT
+from forkmerge.experiments.cost_of_run import RunCost, estimate_run
+from problems import (
+    ADAM,
+    SGD,
+    TASKS,
+    evaluation,
+    examples,
+    frozen_net,
+    minus_loss,
+    noisy_net,
+    plain_net,
+    seeded,
+    shared_losses,
+    shared_problem,
+)
+
+STEPS = 22
+
+
+def recipe(algorithm: fm.Algorithm, **changes: Any) -> fm.Recipe:
+    given = {"problem": shared_problem(), "model": plain_net, "optimizer": ADAM, "steps": STEPS, **changes}
+    return fm.Recipe(**given, algorithm=algorithm)
+
+
+class Examiner:
+    """A metric that counts the examples it was shown."""
+
+    __name__ = "examiner"
+
+    def __init__(self) -> None:
+        self.examples = 0
+
+    def __call__(self, predictions: Tensor, targets: Tensor) -> float:
+        self.examples += len(targets)
+        return minus_loss(predictions, targets)
+
+
+GRID = {"search": fm.Grid(4), "interval": 5}
+EXACT = {
+    "grid": fm.ForkMerge(**GRID),
+    "three branches": fm.ForkMerge("per_auxiliary", **GRID),
+    "binary": fm.ForkMerge(search="binary", interval=8),
+    "uniform": fm.ForkMerge("per_auxiliary", search="fixed"),
+    "floor": fm.ForkMerge(**GRID, floor=True),
+    "refit": fm.ForkMerge(**GRID, refit=True),
+    "snapshots": fm.ForkMerge(**GRID, checkpoint="best_so_far", validate_every=2),
+    "sub-sample": fm.ForkMerge(search=fm.Fixed((0.5, 0.5)), search_examples=6),
+    "ranking runs": fm.ForkMerge(fm.NestedTopK(probe_steps=3), **GRID, floor=True),
+    "target alone": fm.SingleTask(),
+    "target alone, best": fm.SingleTask(select="best", interval=4),
+    "all labels": fm.SingleTask(refit=True),
+    "all labels, jointly": fm.Joint(refit=True, select="best"),
+}
+
+
+def count_work(made: fm.Recipe, examiner: Examiner) -> tuple[int, float]:
+    """Run a recipe; return its steps over all branches and its validation passes."""
+    at: dict[tuple[str, str], int] = {}
+    steps = 0
+
+    def observe(event: Any) -> None:
+        nonlocal steps
+        if event["event"] == "probe":
+            steps += event["step"]
+        if event["event"] == "segment":
+            key = event["phase"], event["branch"]
+            steps += event["step"] - at.get(key, 0)
+            at[key] = event["step"]
+        if event["event"] == "start":
+            at.clear()
+
+    examiner.examples = 0
+    made.fit(observe=observe)
+    return steps, examiner.examples / 24
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_steps_and_validation_passes_are_those_of_the_run(name: str) -> None:
+    examiner = Examiner()
+    made = recipe(EXACT[name], problem=shared_problem(metrics=examiner))
+    plan = estimate_run(made)
+    steps, passes = count_work(made, examiner)
+    assert plan.branch_steps["total"] == steps
+    assert plan.passes["total"] == pytest.approx(passes)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        fm.ForkMerge("per_auxiliary", interval=5),
+        fm.ForkMerge("per_auxiliary", interval=5, prune_to=2, prune_after=2, refit=True),
+        fm.ForkMerge("per_auxiliary", interval=5, search_examples=6),
+        fm.ForkMerge.authors_scripts(interval=5, refit=True),
+    ],
+    ids=["greedy", "pruned", "sub-sample", "scripts"],
+)
+def test_where_a_search_may_stop_early_the_counts_are_bounds(algorithm: fm.ForkMerge) -> None:
+    examiner = Examiner()
+    made = recipe(algorithm, problem=shared_problem(metrics=examiner))
+    plan = estimate_run(made)
+    steps, passes = count_work(made, examiner)
+    assert steps <= plan.branch_steps["total"]
+    assert 0.5 * plan.passes["total"] < passes <= plan.passes["total"] + 1e-9
+
+
+def test_several_metrics_cost_no_pass_more_although_they_need_a_reference() -> None:
+    for checkpoint in ("last", "best_in_interval"):
+        examiner = Examiner()
+        algorithm = fm.ForkMerge(**GRID, checkpoint=checkpoint)
+        made = recipe(algorithm, problem=shared_problem(metrics={"a": examiner, "b": minus_loss}))
+        plan = estimate_run(made)
+        assert plan.passes["total"] == pytest.approx(count_work(made, examiner)[1])
+
+
+def test_pruning_and_the_shortened_last_round_are_counted() -> None:
+    plan = estimate_run(recipe(fm.ForkMerge("per_auxiliary", interval=5, prune_to=2, refit=True)))
+    assert plan.merges == 5
+    assert plan.branch_steps == {"search": 3 * 5 + 2 * 17, "refit": 3 * 5 + 2 * 17, "total": 98}
+    assert plan.passes["per merge"] == 3 + 2 * 5  # the branches, and the greedy search's combinations
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "slots"),
+    [(fm.OptimizerOf("SGD", lr=0.1), 0), (SGD, 1), (ADAM, 2)],
+    ids=["plain", "momentum", "Adam"],
+)
+def test_memory_is_b_times_one_plus_s_plus_two_model_sizes(optimizer: fm.OptimizerOf, slots: int) -> None:
+    plan = estimate_run(
+        recipe(fm.ForkMerge("per_auxiliary"), optimizer=optimizer, model=lambda: wide_net(nn.Identity()))
+    )
+    size = 4 * plan.parameters
+    assert plan.memory["total"] == pytest.approx((3 * (1 + slots) + 2) * size, rel=0.01)
+
+
+def test_frozen_parameters_are_counted_once_and_shared_by_workers_which_hold_a_spare_branch() -> None:
+    model = seeded(frozen_net)
+    fixed = sum(t.nbytes for t in model.body[0].state_dict().values())
+    few, many = (estimate_run(recipe(fm.ForkMerge(m), model=model)) for m in ("mixed", "per_auxiliary"))
+    assert few.memory["fixed"] == many.memory["fixed"] == fixed
+    assert "workers" not in few.memory
+    two, three = (estimate_run(recipe(fm.ForkMerge(), model=model), workers=w).memory["workers"] for w in (2, 3))
+    assert three - two > few.memory["branches"] / 2
+    assert two == 2 * (three - two) + fixed
+
+
+def wide_net(norm: nn.Module | None = None) -> nn.Module:
+    """Wide enough for weights to outweigh padding and the JSON around them."""
+    net = plain_net()
+    net.body = nn.Sequential(nn.Linear(6, 4000), norm or nn.BatchNorm1d(4000), nn.ReLU(), nn.Linear(4000, 8))
+    return net
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "options"),
+    [
+        (fm.ForkMerge(interval=3, keep_branches=True), {}),
+        (fm.ForkMerge("per_auxiliary", interval=3, floor=True, optimizer_state="average"), {}),
+        (fm.ForkMerge(interval=4, checkpoint="best_so_far"), {}),
+        (fm.ForkMerge(interval=8), {"checkpoint_every": 3}),
+    ],
+    ids=["kept", "floor", "snapshots", "inside"],
+)
+def test_disk_is_what_the_folder_grows_to(algorithm: fm.ForkMerge, options: Any, tmp_path: Path) -> None:
+    made = recipe(algorithm, model=wide_net, steps=8, options=options)
+    plan = estimate_run(made)
+    largest: dict[str, int] = {}
+
+    def observe(event: Any) -> None:
+        if event["event"] == "checkpoint":
+            for part in ("checkpoints", "branches"):
+                files = (tmp_path / "run" / part).rglob("*.safetensors")
+                largest[part] = max(largest.get(part, 0), sum(file.stat().st_size for file in files))
+
+    made.fit(folder=tmp_path / "run", observe=observe)
+    assert 0.95 * largest["checkpoints"] < plan.disk["checkpoints"] < 1.7 * largest["checkpoints"]
+    assert largest["branches"] == pytest.approx(plan.disk["branches"], rel=0.02, abs=1)
+    assert plan.disk["model"] == pytest.approx((tmp_path / "run/model.safetensors").stat().st_size, rel=0.02)
+    assert plan.disk["checkpoints"] == CHECKPOINTS_KEPT * plan.disk["checkpoint"]
+
+
+def test_the_time_is_that_of_the_second_step_and_of_one_batch_scaled(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, batches = 0.0, 0
+
+    def losses(model: nn.Module, batch: Any, tasks: Any, context: fm.Context) -> dict[str, Tensor]:
+        nonlocal now
+        now += 0.5 * len(tasks) + (5.0 if context.step == 0 else 0.0)  # the first step of a branch takes longer
+        return shared_losses(model, batch, tasks, context)
+
+    def predict(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        nonlocal now, batches
+        batches += 1
+        now += 5.0 if batches == 4 else 0.25  # so does the first batch after the pass that checks the metrics
+        return model(batch[0], "tgt"), batch[1][:, 0]
+
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    data = TensorDataset(*examples(24, 1))
+    validation = fm.Evaluation(data, minus_loss, predict, batch_size=8)
+    made = recipe(
+        fm.ForkMerge(**GRID), problem=fm.Problem("tgt", [fm.Stream(data, losses, TASKS, 8)], validation), steps=100
+    )
+    plan = estimate_run(made)
+    assert [branch.seconds_per_step for branch in plan.branches] == [0.5, 1.5]
+    assert plan.seconds["training"] == 100 * (0.5 + 1.5)
+    assert plan.seconds["validation"] == plan.passes["total"] * 3 * 0.25
+    assert estimate_run(made, workers=2).seconds["training"] == 100 * 1.5
+
+
+def test_a_dry_run_leaves_model_random_state_and_disk_as_they_were(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = seeded(noisy_net)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    random = torch.get_rng_state()
+    estimate_run(recipe(fm.ForkMerge("per_auxiliary", bn="recompute", keep_branches=True), model=model))
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_sealed_test_split_is_not_read() -> None:
+    def refuse(*_: Any) -> float:
+        raise AssertionError("the test split was read")
+
+    problem = shared_problem(test=evaluation(metrics=refuse))
+    estimate_run(recipe(fm.ForkMerge(), problem=problem))
+
+
+def test_what_fit_refuses_a_dry_run_refuses() -> None:
+    with pytest.raises(fm.ProblemError, match="steps must be a positive integer, got 0"):
+        estimate_run(recipe(fm.ForkMerge(), steps=0))
+    with pytest.raises(fm.ProblemError, match="must be a finite number ≥ 0"):
+        estimate_run(recipe(fm.ForkMerge({"bad": {"tgt": -1.0}})))
+    with pytest.raises(fm.ProblemError, match="precision must be"):
+        estimate_run(recipe(fm.ForkMerge(), options={"precision": "int8"}))
+
+
+def printed(plan: RunCost) -> str:
+    text = io.StringIO()
+    show_cost(Console(width=200, file=text), plan)
+    return text.getvalue()
+
+
+def test_the_plan_is_printed_with_everything_in_it() -> None:
+    made = recipe(fm.ForkMerge({"[alone]": {"tgt": 1.0}, "both": {"tgt": 1.0, "aux": 0.25}}, refit=True))
+    made = replace(made, problem=replace(made.problem, weights="sampling"))
+    text = printed(estimate_run(made))
+    for part in ("[alone]", "tgt 1, aux 0.25", "share of steps", "search 44 + refit 44", "up to 6 validation passes"):
+        assert part in text
+    for name in ("memory", "disk", "time"):
+        assert any(line.startswith(name) for line in text.splitlines())
+
+
+@pytest.mark.parametrize("algorithm", [fm.PostTrain(), fm.WeightGrid()], ids=["post-training", "grid of weights"])
+def test_an_algorithm_made_of_several_runs_is_planned_as_a_whole(algorithm: fm.Algorithm) -> None:
+    examiner = Examiner()
+    made = recipe(algorithm, problem=shared_problem(metrics=examiner), steps=10)
+    plan = estimate_run(made)
+    one = estimate_run(recipe(fm.Joint(), steps=10))
+    steps, _ = count_work(made, examiner)
+    assert plan.branch_steps["total"] == steps
+    assert plan.disk["total"] >= one.disk["total"] * steps / 10

@@ -1,0 +1,119 @@
+"""Metrics that add up over examples: their values, and what they refuse."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import TensorDataset
+
+import forkmerge as fm
+from forkmerge.problem.scoring import CostReader
+from problems import Augmented, Counted, examples, plain_net, predict_target, seeded
+
+LOGITS = torch.tensor([[2.0, 1.0, 0.0], [0.0, 3.0, 1.0], [1.0, 0.0, 5.0]])
+
+
+class TestValues:
+    def test_accuracy_is_the_share_of_right_guesses(self) -> None:
+        assert fm.accuracy(LOGITS, torch.tensor([0, 1, 1])) == 2 / 3
+        assert fm.accuracy(LOGITS.expand(4, 3, 3), torch.tensor([0, 1, 1]).expand(4, 3)) == 2 / 3
+
+    def test_a_prediction_of_nan_is_an_error(self) -> None:
+        broken = LOGITS.clone()
+        broken[0, 0] = math.nan  # `argmax` would take it
+        assert fm.accuracy(broken, torch.tensor([0, 1, 2])) == 2 / 3
+
+    def test_nll_is_cross_entropy_and_ignores_what_torch_ignores(self) -> None:
+        logits, targets = torch.randn(5, 3, 4), torch.randint(3, (5, 4))
+        targets[1] = -100
+        assert fm.nll(logits, targets) == pytest.approx(cross_entropy(logits.double(), targets).item(), rel=1e-12)
+
+    def test_absolute_error_is_over_targets_that_are_known(self) -> None:
+        targets = torch.tensor([[1.0, math.nan], [0.0, 4.0]])
+        assert fm.absolute_error(torch.zeros(2, 2), targets) == 5 / 3
+        assert math.isnan(fm.absolute_error(torch.zeros(1), torch.tensor([math.nan])))
+
+    def test_a_cost_of_nan_is_infinite(self) -> None:
+        assert fm.absolute_error(torch.tensor([math.nan, 0.0]), torch.zeros(2)) == math.inf
+        assert fm.nll(LOGITS * math.nan, torch.tensor([0, 1, 2])) == math.inf
+
+    def test_values_do_not_depend_on_the_order_of_examples(self) -> None:
+        spread = torch.tensor([1e16, 1.0, 1.0, 1e-16, 3.0], dtype=torch.float64)
+        orders = [torch.randperm(5) for _ in range(20)]
+        values = {fm.absolute_error(spread[order], torch.zeros(5)) for order in orders}
+        assert values == {math.fsum(spread.tolist()) / 5}
+
+    def test_they_name_themselves_say_which_way_is_better_and_pickle(self) -> None:
+        metrics = {"accuracy": 1, "nll": -1, "absolute_error": -1}
+        for name, direction in metrics.items():
+            metric = pickle.loads(pickle.dumps(getattr(fm, name)))
+            assert metric == getattr(fm, name)
+            assert fm.Evaluation(TensorDataset(LOGITS), metric).directions == {name: direction}
+
+
+class TestRefusals:
+    def test_costs_may_not_be_negative(self) -> None:
+        metric = fm.MeanCost(lambda p, t: p - t, name="signed")
+        with pytest.raises(fm.ProblemError, match=r"'signed' has a cost of -2: costs may not be negative"):
+            metric(torch.zeros(2), torch.tensor([1.0, 2.0]))
+
+    @pytest.mark.parametrize("cost", [lambda p, t: p, lambda p, t: p.mean(), lambda p, t: 1.0])
+    def test_a_cost_is_one_number_per_example(self, cost: Any) -> None:
+        with pytest.raises(fm.ProblemError, match="'wide' must cost a tensor of one number per example, got"):
+            fm.MeanCost(cost, name="wide")(LOGITS, torch.tensor([0, 1, 2]))
+
+    def test_a_target_that_is_no_class_is_an_error_like_any(self) -> None:
+        targets = torch.tensor([0, -100, 3])
+        assert fm.accuracy(LOGITS, targets) == 1 / 3
+        assert fm.accuracy.rows(LOGITS, targets)[1:, 2].tolist() == [1 + 1, 1 + 1]
+
+    @pytest.mark.parametrize("metric", [fm.accuracy, fm.absolute_error])
+    def test_shapes_that_would_be_broadcast_are_refused(self, metric: Any) -> None:
+        with pytest.raises(fm.ProblemError, match=f"{metric.name} needs targets of the shape of predictions"):
+            metric(LOGITS, torch.zeros(3, 1, dtype=torch.long))
+
+
+class TestMeasure:
+    def test_every_forward_pass_has_one_shape_and_copies_do_not_count(self) -> None:
+        shapes: list[int] = []
+
+        def predict(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+            shapes.append(len(batch[0]))
+            return predict_target(model, batch)
+
+        net, (inputs, labels) = seeded(plain_net), examples(23, 2)
+        scored = fm.Evaluation(TensorDataset(inputs, labels), {"a": fm.accuracy, "n": fm.nll}, predict, batch_size=10)
+        values = fm.measure(net, scored)
+        assert shapes == [10, 10, 10]
+        logits = net(inputs)
+        assert values == {"a": fm.accuracy(logits, labels[:, 0]), "n": pytest.approx(fm.nll(logits, labels[:, 0]))}
+        shapes.clear()
+        part = fm.measure(net, scored, indices=[3, 4, 5])
+        assert shapes == [10]
+        assert part["a"] == fm.accuracy(logits[3:6], labels[3:6, 0])
+
+    def test_examples_are_read_once_and_drawn_alike_wherever_they_stand(self) -> None:
+        counted = Counted(23, 2)
+        fm.measure(seeded(plain_net), fm.Evaluation(counted, fm.nll, predict_target, batch_size=10))
+        assert counted.reads == 23
+        reader = CostReader(fm.Evaluation(Augmented(12, 2), fm.nll, predict_target, batch_size=4), 0)
+        order = [7, 3, 11, 0, 5, 8, 1, 2, 10, 4, 6, 9]
+        moved, plain = reader.read(seeded(plain_net), order), reader.read(seeded(plain_net), range(12))
+        torch.testing.assert_close(moved.costs, plain.costs[order])
+
+    def test_predictions_may_be_containers_if_the_cost_knows_them(self) -> None:
+        def predict(model: nn.Module, batch: Any) -> Any:
+            logits, targets = predict_target(model, batch)
+            return {"logits": logits}, (targets,)
+
+        metric = fm.MeanCost(lambda p, t: cross_entropy(p["logits"], t[0], reduction="none"), name="loss")
+        data = TensorDataset(*examples(23, 2))
+        values = fm.measure(seeded(plain_net), fm.Evaluation(data, metric, predict, batch_size=10))
+        known = fm.measure(seeded(plain_net), fm.Evaluation(data, fm.nll, predict_target, batch_size=10))
+        assert values["loss"] == pytest.approx(known["nll"], rel=1e-5)

@@ -1,0 +1,313 @@
+"""What a clone and an installation promise: light import, typed wheel, one version, tested pins, `./run`."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import forkmerge
+from paths import ROOT
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+PACKAGE = ROOT / "src" / "forkmerge"
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+HEAVY = {"torchjd", "torchmetrics", "plotly", "matplotlib", "sklearn"}
+MAX_FILE_LINES = 350
+MAX_BODY_LINES = 45
+
+
+def test_importing_the_package_loads_no_heavy_library():
+    code = "import sys, forkmerge; print(*{name.partition('.')[0] for name in sys.modules})"
+    loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert "forkmerge" in loaded.split()
+    assert not HEAVY & set(loaded.split())
+
+
+def test_what_images_install_serves_the_code():
+    text = "".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
+    modules = {"pillow": "PIL"}
+    for name in PYPROJECT["project"]["optional-dependencies"]["vision"]:
+        assert re.search(rf"\b{modules.get(name, name)}\b", text), name
+
+
+def test_the_version_is_the_same_everywhere():
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    cited = re.search(r"^version: (\S+)$", citation, flags=re.MULTILINE)
+    assert cited is not None
+    assert forkmerge.__version__ == PYPROJECT["project"]["version"] == cited[1]
+    assert f"## [{forkmerge.__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_the_wheel_ships_every_module_the_type_marker_the_licence_and_the_command(tmp_path):
+    wheel = pytest.importorskip("hatchling.builders.wheel")
+    (built,) = wheel.WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"])
+    with zipfile.ZipFile(built) as archive:
+        names = set(archive.namelist())
+        (entry_points,) = (archive.read(name).decode() for name in names if name.endswith("entry_points.txt"))
+    modules = {path.relative_to(PACKAGE.parent).as_posix() for path in PACKAGE.rglob("*.py")}
+    assert modules | {"forkmerge/py.typed"} <= names
+    assert any(name.endswith("/licenses/LICENSE") for name in names)
+    assert "forkmerge = forkmerge.cli:main" in entry_points
+
+
+def test_everything_the_suite_installs_directly_is_pinned():
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    assert all(re.fullmatch(r"==[\w.]+", str(pin.specifier)) for pin in pins)
+    project = PYPROJECT["project"]
+    extras = project["optional-dependencies"]
+    wanted = [Requirement(text) for text in (*project["dependencies"], *extras["demo"], *extras["dev"])]
+    names = {canonicalize_name(item.name) for item in wanted if item.marker is None or item.marker.evaluate()}
+    assert names - {"forkmerge"} <= {canonicalize_name(pin.name) for pin in pins}
+
+
+def test_building_the_package_needs_no_torch():
+    assert [Requirement(text).name for text in PYPROJECT["build-system"]["requires"]] == ["hatchling"]
+
+
+def _functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                yield f"{path.relative_to(ROOT)}:{node.lineno} {node.name}", node
+
+
+def _body_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    body = node.body[1:] if ast.get_docstring(node) is not None else node.body
+    return (node.end_lineno or 0) - body[0].lineno + 1 if body else 0
+
+
+def _is_annotated(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    listed = node.args
+    arguments = [*listed.posonlyargs, *listed.args, *listed.kwonlyargs, listed.vararg, listed.kwarg]
+    missing = [item.arg for item in arguments if item is not None and item.annotation is None]
+    return node.returns is not None and not set(missing) - {"self", "cls"}
+
+
+def test_no_source_file_is_longer_than_350_lines():
+    texts = {str(path): path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")}
+    lengths = {name: len(text.splitlines()) for name, text in texts.items()}
+    assert lengths
+    assert not {name: length for name, length in lengths.items() if length > MAX_FILE_LINES}
+
+
+def test_no_function_body_is_longer_than_45_lines():
+    assert not [place for place, node in _functions() if _body_lines(node) > MAX_BODY_LINES]
+
+
+def test_every_function_is_annotated():
+    assert not [place for place, node in _functions() if not _is_annotated(node)]
+
+
+# `./run` is tried with a stand-in for Python, so that these tests install nothing: it notes each `venv` and
+# `pip install` it is asked for, and prints the other calls with their folder and thread setting.
+STAND_IN = r"""#!/usr/bin/env bash
+here=$(dirname "$0")
+case "$1 $2" in
+  "-c "*version_info*) printf '%s %s\n' "$(cat "$here/version")" "$STAND_IN/python" ;;
+  "-c "*) [ ! -e "$STAND_IN/no-venv" ] ;;
+  "-m venv")
+    echo venv >>"$STAND_IN/asked"
+    mkdir "$3/bin"
+    cp "$STAND_IN/python" "$STAND_IN/version" "$3/bin" ;;
+  "-m pip")
+    [ "$3" = install ] || exit 0
+    echo "pip" >>"$STAND_IN/asked"
+    [ ! -e "$STAND_IN/pip-is-slow" ] || sleep 0.5
+    [ ! -e "$STAND_IN/pip-is-killed" ] || kill -9 0
+    [ ! -e "$STAND_IN/pip-fails" ] || { echo "no matching distribution"; exit 1; }
+    printf '#!/usr/bin/env bash\necho "forkmerge|$PWD|$OMP_NUM_THREADS|$*"\n' >"$here/forkmerge"
+    chmod +x "$here/forkmerge" ;;
+  *) echo "$2|$PWD|$OMP_NUM_THREADS|${*:3}"; [ ! -e "$STAND_IN/$2-fails" ] ;;
+esac
+"""
+
+
+class Clone:
+    """A copy of what `./run` reads, in a folder with spaces, beside a stand-in for Python."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root = folder / "a clone with spaces"
+        self.stand_in = folder / "stand in"
+        self.elsewhere = folder / "else where"
+        for made in (self.root, self.stand_in, self.elsewhere):
+            made.mkdir()
+        for name in ("run", "pyproject.toml", "constraints.txt"):
+            shutil.copy2(ROOT / name, self.root / name)
+        (self.stand_in / "python").write_text(STAND_IN)
+        (self.stand_in / "python").chmod(0o755)
+        self.set("version", "3.11.7")
+
+    def set(self, name: str, text: str = "") -> None:
+        (self.stand_in / name).write_text(text)
+
+    def unset(self, name: str) -> None:
+        (self.stand_in / name).unlink()
+
+    def start(self, *words: str, **environment: str) -> subprocess.Popen[str]:
+        kept = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+        chosen = {"PYTHON": str(self.stand_in / "python"), "STAND_IN": str(self.stand_in), **environment}
+        # A session of its own, so that a stand-in that kills its process group does not end pytest.
+        return subprocess.Popen(
+            [str(self.root / "run"), *words],
+            cwd=self.elsewhere,
+            env={**kept, **chosen},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        started = self.start(*words, **environment)
+        out, err = started.communicate(timeout=30)
+        return subprocess.CompletedProcess(words, started.returncode, out, err)
+
+    def asked(self) -> list[str]:
+        """What was installed since the last question."""
+        path = self.stand_in / "asked"
+        words = path.read_text().split() if path.exists() else []
+        path.unlink(missing_ok=True)
+        return words
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Clone:
+    return Clone(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["run", ".ci/run"])
+def test_the_scripts_are_executable_and_parse(name):
+    assert os.access(ROOT / name, os.X_OK)
+    subprocess.run(["bash", "-n", str(ROOT / name)], check=True)
+
+
+def test_run_installs_once_and_passes_words_on_from_any_folder(clone):
+    first = clone.run("show", "my run")
+    assert first.stdout == f"forkmerge|{clone.elsewhere}||show my run\n"
+    assert "installing into .venv" in first.stderr
+    assert clone.asked() == ["venv", "pip"]
+    second = clone.run("demo", "--seeds", "2")
+    assert (second.stdout, second.stderr) == (f"forkmerge|{clone.elsewhere}||demo --seeds 2\n", "")
+    assert clone.asked() == []
+
+
+def test_run_without_words_explains_itself_and_installs_nothing(clone):
+    answer = clone.run()
+    assert answer.returncode == 2
+    assert "usage: ./run demo" in answer.stderr
+    assert not (clone.root / ".venv").exists()
+
+
+@pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt"])
+def test_run_installs_again_when_a_dependency_changes(clone, name):
+    clone.run("demo")
+    clone.asked()
+    with (clone.root / name).open("a") as file:
+        file.write("# changed\n")
+    clone.run("demo")
+    assert clone.asked() == ["pip"]
+
+
+def test_run_installs_again_after_the_folder_moved(clone):
+    clone.run("demo")
+    clone.asked()
+    clone.root = clone.root.rename(clone.root.with_name("moved"))
+    assert clone.run("demo").returncode == 0
+    assert clone.asked() == ["pip"]
+
+
+def test_run_keeps_the_interpreter_of_the_environment_unless_another_is_named(clone):
+    clone.run("demo")
+    clone.asked()
+    clone.run("demo", PYTHON="")
+    assert clone.asked() == []
+    clone.set("version", "3.12.1")
+    clone.run("demo")
+    assert clone.asked() == ["venv", "pip"]
+
+
+def test_run_remakes_the_environment_of_a_killed_installation(clone):
+    clone.set("pip-is-killed")
+    assert clone.run("demo").returncode == -9
+    clone.unset("pip-is-killed")
+    assert clone.run("demo").returncode == 0
+    assert clone.asked() == ["venv", "pip", "venv", "pip"]
+
+
+def test_run_shows_why_an_installation_failed_and_then_starts_over(clone):
+    clone.set("pip-fails")
+    failure = clone.run("demo")
+    assert failure.returncode == 1
+    assert failure.stdout == ""
+    assert "no matching distribution" in failure.stderr
+    assert "install.log" in failure.stderr
+    clone.unset("pip-fails")
+    assert clone.run("demo").returncode == 0
+    assert clone.asked() == ["venv", "pip", "venv", "pip"]
+
+
+@pytest.mark.skipif(shutil.which("flock") is None, reason="without flock two first calls are not kept apart")
+def test_two_first_calls_at_once_install_once(clone):
+    clone.set("pip-is-slow")
+    both = [clone.start("demo"), clone.start("demo")]
+    outcomes = [(started.communicate(timeout=30)[0], started.returncode) for started in both]
+    assert outcomes == [(f"forkmerge|{clone.elsewhere}||demo\n", 0)] * 2
+    assert clone.asked() == ["venv", "pip"]
+
+
+@pytest.mark.parametrize("version", ["2.7.18", "3.9.19"])
+def test_run_refuses_an_old_python_by_version(clone, version):
+    clone.set("version", version)
+    answer = clone.run("demo")
+    assert answer.returncode == 1
+    assert f"Python {version}" in answer.stderr
+    assert "3.10 or newer" in answer.stderr
+    assert clone.asked() == []
+
+
+def test_run_says_what_to_do_without_python_or_venv(clone):
+    missing = clone.run("demo", PYTHON="no-such-python")
+    assert missing.returncode == 1
+    assert "cannot start 'no-such-python'" in missing.stderr
+    clone.set("no-venv")
+    without = clone.run("demo")
+    assert without.returncode == 1
+    assert "no venv module" in without.stderr
+    assert "python3-venv" in without.stderr
+    assert clone.asked() == []
+
+
+def test_run_test_with_arguments_is_pytest_alone_at_the_root_on_one_thread(clone):
+    assert clone.run("test", "-k", "a or b").stdout == f"pytest|{clone.root}|1|-k a or b\n"
+
+
+def test_run_bench_starts_the_runner_at_the_root(clone):
+    assert clone.run("bench", "memory", "--quick").stdout == f"memory|{clone.root}||--quick\n"
+
+
+def test_run_test_does_every_check_and_names_those_that_failed(clone):
+    answer = clone.run("test")
+    called = [line.partition("|")[0] for line in answer.stdout.splitlines()]
+    assert called == ["ruff", "ruff", "mypy", "pytest"]
+    assert answer.returncode == 0
+    clone.set("mypy-fails")
+    answer = clone.run("test")
+    assert answer.stdout.splitlines()[-1].startswith("pytest|")
+    assert answer.returncode == 1
+    assert answer.stderr.splitlines()[-1] == "run: failed: mypy"

@@ -1,0 +1,274 @@
+"""Every recipe of the paper's tables: loads, plans what the paper says, and trains two steps on miniature data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from tests.datasets import test_aliexpress, test_domainnet, test_nyuv2
+from tests.whole import test_few_labels
+from typer.testing import CliRunner
+
+import forkmerge as fm
+from forkmerge.cli.run import app
+from forkmerge.datasets import aliexpress, domainnet, nyuv2
+from forkmerge.datasets._classify import ClassificationLosses, SmallConvNet
+from forkmerge.experiments.compared_methods import PAPER, branch_count
+from forkmerge.experiments.comparison import plan_comparison
+from forkmerge.experiments.cost_of_run import estimate_run
+from forkmerge.experiments.recipe import load_recipe
+from forkmerge.experiments.run_results import read_run_result
+from forkmerge.models import ESMM, MTAN, DenseModel, MMoE, ResNet, ViT
+from paths import ROOT
+
+FILES = {path.stem: path for path in sorted((ROOT / "recipes" / "paper").glob("*.toml"))}
+ADAM, SGD = "Adam(lr=0.0001, weight_decay=1e-05)", "SGD(lr=0.01, momentum=0.9, nesterov=True, weight_decay=0.0005)"
+AUXILIARY = ("ew", "gcs", "ol_aux", "arml", "autolambda")
+S4L = ("stl", "ew", "gradnorm", "gcs", "ol_aux", "arml", "autolambda", "posttrain", "grid", "forkmerge-aux")
+RATES, INTERVALS = {"lr": [0.003, 0.01, 0.03]}, {"interval": [11_436, 57_180, 114_360]}
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the paper says of a table."""
+
+    steps: int
+    interval: int
+    branches: int
+    batch_size: int
+    optimizer: str
+    targets: int
+    methods: tuple[str, ...]
+    tune: dict[str, Any] | None = None
+
+
+def nyu(branches: int, *methods: str, targets: int = 3, **changed: Any) -> Facts:
+    return Facts(**{"steps": 15_800, "interval": 790, "branches": branches, "batch_size": 8, "optimizer": ADAM,
+                    "targets": targets, "methods": methods, **changed})  # fmt: skip
+
+
+def ssl(branches: int, interval: int, *methods: str) -> Facts:
+    return Facts(200_000, interval, branches, 128, "Adam(lr=0.005)", 1, methods)
+
+
+def baselines() -> Facts:
+    words = [f"ew[task_weights={{class=1,{task}=1}}]" for task in ("pi", "mean_teacher", "vat", "pseudo_label")]
+    return ssl(1, 40_000, "stl", *words)
+
+
+DOMAINS = partial(Facts, 50_000, 12_500, batch_size=48, targets=6)
+SHARED = f"{SGD} × {{'encoder.': 0.1}}"
+SHOP = partial(Facts, 571_800, 57_180, 8, 2048, "Adam(lr=0.001, weight_decay=1e-06)", 8, tune=INTERVALS)
+PRUNED = tuple(f"forkmerge-aux[prune_to={count}]" for count in (3, 4))
+FACTS = {
+    "nyuv2": nyu(2, *PAPER, "rlw", "gradvac"),
+    "nyuv2_branches": nyu(3, "stl", "ew", "forkmerge", "forkmerge-aux"),
+    "nyuv2_intervals": nyu(2, "stl", *(f"forkmerge[interval={79 * epochs}]" for epochs in (1, 2, 5, 10, 20, 50))),
+    "nyuv2_grid": nyu(1, "stl", "ew", "grid", targets=1, interval=3160),
+    "nyuv2_batch_32": nyu(1, "stl", "ew", steps=3800, interval=760, batch_size=32),
+    "nyuv2_mtan": nyu(3, "stl", *AUXILIARY, "forkmerge-aux"),
+    "domainnet": DOMAINS(2, optimizer=SHARED, methods=PAPER, tune=RATES),
+    "domainnet_branches": DOMAINS(
+        6,
+        optimizer=SHARED,
+        methods=("stl", "forkmerge", *PRUNED, "forkmerge-aux"),
+        tune=RATES,
+    ),
+    "domainnet_vit": DOMAINS(
+        2,
+        optimizer="AdamW(lr=0.001, weight_decay=0.05) × {'encoder.': 0.1}",
+        methods=("stl", "ew", "autolambda", "posttrain", "forkmerge"),
+    ),
+    "domainnet_analysis": Facts(25_000, 6_250, 6, 48, SHARED, 2, ("stl", "ew", "forkmerge-aux")),
+    "aliexpress": SHOP(methods=(*PAPER[:-1], "forkmerge-aux")),
+    "aliexpress_mmoe": SHOP(methods=("stl", *AUXILIARY, "forkmerge-aux")),
+    "cifar10": ssl(3, 10_000, *S4L),
+    "svhn": ssl(3, 10_000, *S4L),
+    "cifar10_baselines": baselines(),
+    "svhn_baselines": baselines(),
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All data sets in miniature, and weights under the names of the published ones."""
+    folder = tmp_path_factory.mktemp("data")
+    test_nyuv2.write(folder / "nyuv2", training=12)
+    test_domainnet.write(folder, "image_list")
+    for seed, country in enumerate(aliexpress.COUNTS):
+        test_aliexpress.write(folder, country, seed)
+    test_few_labels.write_binary(folder / "cifar-10-batches-bin")
+    (folder / "svhn").mkdir()
+    test_few_labels.write_svhn(folder / "svhn")
+    torch.save(ThinResNet(50).state_dict(), folder / "resnet50-0676ba61.pth")
+    torch.save(small_encoder(18).state_dict(), folder / "resnet18-f37072fd.pth")
+    torch.save(small_encoder(101).state_dict(), folder / "resnet101-63fe2227.pth")
+    safetensors.torch.save_file(small_vit().state_dict(), folder / "vit_base_patch16_224_in21k.safetensors")
+    return folder
+
+
+class ThinResNet(ResNet):
+    """Two blocks per stage, with a sixteenth of the channels."""
+
+    def _layer(self, block: Any, width: int, blocks: int, stride: int, used: int) -> Any:
+        return super()._layer(block, width // 16, 2, stride, used)
+
+
+def small_encoder(depth: int) -> SmallConvNet:
+    return SmallConvNet({18: 2, 101: 4}[depth])
+
+
+def small_vit() -> ViT:
+    return ViT(patch=112, width=8, depth=1, heads=2)
+
+
+@pytest.fixture(autouse=True)
+def small_networks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The recipes' networks, with fewer channels."""
+    for kind in (DenseModel, MTAN):
+        monkeypatch.setattr(nyuv2, kind.__name__, partial(kind, rates=(1,), width=4))
+    monkeypatch.setattr(nyuv2, "ResNet", ThinResNet)
+    monkeypatch.setattr(domainnet, "ResNet", small_encoder)
+    monkeypatch.setattr(domainnet, "ViT", small_vit)
+    monkeypatch.setattr(aliexpress, "ESMM", partial(ESMM, width=2, hidden=(4,)))
+    monkeypatch.setattr(aliexpress, "MMoE", partial(MMoE, width=2, bottom=(4,), hidden=(4,)))
+
+
+def changes(name: str, data: Path, *, light: bool = False) -> dict[str, Any]:
+    """What is set otherwise than in the recipe: miniature data and, where steps would be slow, small batches."""
+    arguments: dict[str, Any] = {"root": str(data), "check_counts": False}
+    if not name.startswith("nyuv2"):
+        arguments["cache"] = str(data / "cache")
+    if light and name.startswith("domainnet"):
+        arguments["batch_size"] = 2
+    if name.startswith(("cifar10", "svhn")):
+        arguments |= {"labels": 10, "validation": 20}
+        if light:
+            arguments |= {"network": "small", "batch_size": 2}
+    return {"arguments": arguments}
+
+
+def test_every_recipe_has_its_facts() -> None:
+    assert list(FILES) == sorted(FACTS)
+
+
+@pytest.mark.parametrize("name", FACTS)
+class TestRecipe:
+    def test_it_states_what_the_paper_states(self, name: str, data: Path) -> None:
+        recipe, facts = load_recipe(FILES[name], changes(name, data)), FACTS[name]
+        assert recipe.steps == facts.steps
+        assert recipe.algorithm.settings(recipe.problem).interval_of(recipe.steps) == facts.interval
+        assert {stream.batch_size for stream in recipe.problem.stream_map.values()} == {facts.batch_size}
+        assert repr(recipe.optimizer) == facts.optimizer
+
+    def test_a_dry_run_trains_two_steps(self, name: str, data: Path) -> None:
+        facts = FACTS[name]
+        plan = estimate_run(load_recipe(FILES[name], changes(name, data, light=True)))
+        assert (plan.steps, plan.interval, len(plan.branches)) == (facts.steps, facts.interval, facts.branches)
+        assert all(branch.seconds_per_step > 0 for branch in plan.branches)
+        if name == "nyuv2_grid":
+            assert plan.branch_steps["total"] == 27 * facts.steps
+        if name.startswith("aliexpress"):
+            assert plan.branch_steps["total"] == facts.interval * (8 + 9 * 3)
+
+    def test_it_compares_what_the_table_compares(self, name: str, data: Path) -> None:
+        comparison, facts = plan_comparison(FILES[name], settings=changes(name, data)), FACTS[name]
+        assert tuple(method.word for method in comparison.methods) == facts.methods
+        assert len(comparison.targets) == facts.targets
+        assert comparison.tune == (facts.tune or {})
+
+    def test_its_first_lines_say_what_it_reruns_and_how(self, name: str) -> None:
+        text = FILES[name].read_text("utf-8")
+        assert text.startswith(("# Table", "# Figure", "# Section"))
+        assert f"#     FORKMERGE_DATA=/data forkmerge compare recipes/paper/{name}.toml\n" in text
+        assert max(map(len, text.splitlines())) <= 120
+        assert f"`{name}.toml`" in (ROOT / "docs" / "recipes.md").read_text("utf-8")
+
+    def test_missing_data_is_one_sentence_that_says_where_to_get_it(
+        self, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("FORKMERGE_DATA", str(tmp_path))
+        result = CliRunner().invoke(app, ["run", str(FILES[name]), "--dry-run"])
+        said = " ".join(result.stderr.split())
+        assert result.exit_code == 2
+        assert said.startswith("error: ")
+        assert "not found. Get it from" in said
+        assert "FORKMERGE_DATA" in said
+
+
+def test_missing_weights_are_named(data: Path, tmp_path: Path) -> None:
+    settings = changes("nyuv2", data)
+    settings["arguments"]["weights"] = "elsewhere.pth"
+    with pytest.raises(fm.ProblemError, match=r"no file 'elsewhere.pth', here or in .*docs/recipes.md"):
+        load_recipe(FILES["nyuv2"], settings)
+
+
+def test_branches_of_a_sweep_are_those_of_the_table(data: Path) -> None:
+    """Table 4: 2 branches, and 6 that are pruned to 3 or 4, or not at all."""
+    comparison = plan_comparison(FILES["domainnet_branches"], settings=changes("domainnet", data))
+    recipe, found = comparison.recipe, {}
+    for method in comparison.methods:
+        algorithm = method.algorithm(recipe, refit=False)
+        pruned = getattr(algorithm, "prune_to", None)
+        found[method.word] = (branch_count(algorithm, recipe.problem), pruned)
+    assert list(found.values()) == [(1, None), (2, None), (6, 3), (6, 4), (6, None)]
+
+
+def command(name: str, data: Path, **arguments: Any) -> list[str]:
+    given = changes(name, data, light=True)["arguments"] | arguments
+    options = [f"--set=arguments.{key}={json.dumps(value)}" for key, value in given.items()]
+    return ["compare", str(FILES[name]), *options, "--workers=1", "--json"]
+
+
+@pytest.mark.parametrize(
+    ("name", "runs", "steps"),
+    [
+        ("nyuv2_batch_32", 2 * 3 * 3, 2 * 3 * 3 * 3_800),
+        ("domainnet_branches", 5 * 6 * (3 + 3), 6 * (3 + 3) * 12_500 * (4 + 8 + (6 + 3 * 3) + (6 + 3 * 4) + 24)),
+        ("domainnet", 16 * 6 * (3 + 3), 6 * (3 + 3) * 50_000 * (15 + 2)),
+        ("aliexpress_mmoe", 6 * 8 * 3 + 8 * (3 + 3), None),
+        ("svhn_baselines", 5 * 3, 5 * 3 * 200_000),
+    ],
+)
+def test_a_dry_run_of_a_table_trains_two_steps_of_every_method(
+    name: str, runs: int, steps: int | None, data: Path
+) -> None:
+    result = CliRunner().invoke(app, [*command(name, data), "--dry-run"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert [method["method"] for method in found["methods"]] == list(FACTS[name].methods)
+    assert found["runs"] == runs
+    assert steps is None or found["steps"] == steps
+
+
+def test_methods_of_domainnet_read_48_images_in_a_step(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one domain, or 8 of each where a method combines tasks."""
+    sizes: list[int] = []
+
+    def losses(self: Any, model: Any, batch: Any, tasks: Any, context: Any) -> Any:
+        sizes.append(len(batch[1]))
+        return {task: next(model.parameters()).sum() for task in tasks}
+
+    monkeypatch.setattr(ClassificationLosses, "__call__", losses)
+    recipe = load_recipe(FILES["domainnet"], changes("domainnet", data))
+    for method, expected in ((None, [48]), ("PCGrad", [8] * 6)):
+        sizes.clear()
+        replace(recipe, algorithm=fm.Joint(method=method), steps=1).fit()
+        assert sizes[len(domainnet.DOMAINS) :] == expected  # every stream is tried once beforehand
+
+
+def test_a_table_is_one_command(data: Path, tmp_path: Path) -> None:
+    """The four baselines of Table 6 beside single-task training, for two steps."""
+    out = tmp_path / "out"
+    result = CliRunner().invoke(app, [*command("cifar10_baselines", data, steps=2), "--seeds=1", f"--out={out}"])
+    assert result.exit_code == 0, result.output
+    records = [read_run_result(out, str(path.relative_to(out))) for path in out.glob("*/*.json")]
+    assert sorted(r.method for r in records if r) == sorted(FACTS["cifar10_baselines"].methods)
+    assert all(r and r.is_complete and r.split == "test" for r in records)

@@ -1,0 +1,240 @@
+"""The page of results is what the records give, says plainly who is better, and decides every claim from numbers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import forkmerge as fm
+from forkmerge.experiments.compared_methods import compared_method_from
+from forkmerge.experiments.results_file import to_text
+from forkmerge.experiments.run_results import RunResult
+from paths import ROOT
+from problems import SGD, conv_net, shared_problem
+
+FOLDER = ROOT / "recipes"
+GAINS = {
+    "stl": 0.0,
+    "ew": -3.0,
+    "pcgrad": -1.0,
+    "posttrain": 1.0,
+    "forkmerge": 2.0,
+    "forkmerge-aux": 4.0,
+    "forkmerge-aux[prune_to=2]": 3.0,
+    "forkmerge-aux[interval=10]": 1.5,
+    "forkmerge-aux[interval=90]": 1.0,
+    "stl-best:2": 0.5,
+}
+
+
+def made(gains: dict[str, float], targets: tuple[str, ...] = ("a", "b"), seeds: int = 3) -> tuple[Any, list[RunResult]]:
+    """A comparison whose metrics are 50 + gain, a little different for every seed."""
+    found = {word: compared_method_from(word) for word in gains}
+    plan = {
+        "settings": {"recipe": "somewhere:recipe", "algorithm": {"interval": 30}},
+        "methods": [{"word": word, "label": method.label} for word, method in found.items()],
+        "targets": list(targets),
+        "seeds": list(range(seeds)),
+        "equal_labels": False,
+    }
+    outcomes = []
+    for place, (word, gain) in enumerate(gains.items()):
+        for target in targets:
+            for seed in range(seeds):
+                score = 50 + gain + 0.1 * ((seed + place) % 3)
+                shares = {"alone": 0.5 + 0.4 * (seed % 2), "joint": 0.5 - 0.4 * (seed % 2)}
+                rounds = [
+                    {"end": end, "score": score - 5 + end / 20, "metrics": {"accuracy": score - 5 + end / 20}}
+                    for end in (30, 60, 90)
+                ]
+                if word.startswith("forkmerge"):
+                    flipped = {"alone": shares["joint"], "joint": shares["alone"]}
+                    rounds = [{**r, "coefficients": s} for r, s in zip(rounds, (shares, flipped, shares), strict=True)]
+                outcome = RunResult(word, found[word].label, target, seed, "final", {}, f"{target}/{place}-{seed}")
+                branches = {"forkmerge": 2}.get(found[word].base, 4 if "aux" in word else 1)
+                outcomes.append(
+                    replace(
+                        outcome,
+                        metrics={"accuracy": score},
+                        directions={"accuracy": 1},
+                        validation={"accuracy": score + 1},
+                        branches=branches,
+                        steps=90,
+                        seconds=float(branches if word != "pcgrad" else 3),
+                        rounds=rounds,
+                    )
+                )
+    return plan, outcomes
+
+
+@pytest.fixture
+def scripts(monkeypatch):
+    """Import the scripts as they import each other, and forget them afterwards: their names are common ones."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    before = set(sys.modules)
+    import claims
+    import page
+    import setting
+
+    yield page, claims, setting
+    for name in set(sys.modules) - before:
+        if getattr(sys.modules[name], "__file__", None) and Path(sys.modules[name].__file__).parent == FOLDER:
+            del sys.modules[name]
+
+
+def verdicts(claims: Any, settings: list[Any]) -> dict[str, str]:
+    rows = (line.strip("| ").split(" | ") for line in claims.claims_table(settings)[2:])
+    return {row[0]: row[1] for row in rows}
+
+
+def test_the_committed_page_is_what_the_committed_records_give():
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    command = [sys.executable, str(FOLDER / "page.py"), "--check"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_committed_records_name_no_place_of_a_machine():
+    for path in (ROOT / "results").glob("*.json"):
+        text = path.read_text("utf-8")
+        assert not any(word in text for word in ("/tmp/", "/home/", "/root/", "/Users/")), path.name
+
+
+def test_the_page_is_made_from_files_of_records_alone(scripts, tmp_path):
+    page, _, setting = scripts
+    assert "There are no records yet." in page.page(setting.read_settings(tmp_path))
+    (tmp_path / "small.json").write_text(to_text(*made(GAINS)))
+    text = page.page(setting.read_settings(tmp_path))
+    assert "- **small**: ForkMerge-aux is better than PostTrain, the best other method, beyond noise: +5.99 %" in text
+    assert "| **ForkMerge-aux** (best on validation) |" in text
+    assert "| STL, best of 2 |" in text
+    assert "| ForkMerge | a | alone | 0.63 0.37 0.63 |" in text
+    assert text == page.page(setting.read_settings(tmp_path))
+    (tmp_path / "small.md").write_text("Why? *Because.*\n")
+    assert "3 seeds.\n\nWhy? *Because.*\n\nPaired difference" in page.page(setting.read_settings(tmp_path))
+
+
+def test_large_batches_are_compared_with_the_single_task_training_of_the_base(scripts):
+    page, claims, setting = scripts
+    base = setting.Setting("x", *made({"stl": 0.0, "ew": 1.0, "forkmerge": 3.0}))
+    plan, outcomes = made({"stl": 4.0, "ew": 5.0})  # large batches help single-task training as much
+    variant = setting.Setting("x_batch", plan, outcomes, base=base)
+    assert verdicts(claims, [base, variant])["Larger batches do not explain the gain"] == "does not"
+    assert "**x_batch**" not in page.page([base, variant]), "it has no form of ForkMerge to speak of"
+
+
+@pytest.mark.parametrize(
+    ("gain", "words"),
+    [(4.0, "better than EW, the best other method, beyond noise"), (0.02, "within noise"), (-4.0, "worse than EW")],
+)
+def test_it_is_said_plainly_where_forkmerge_is_not_best(scripts, gain, words):
+    page, _, setting = scripts
+    found = setting.Setting("x", *made({"stl": 0.0, "ew": 1.0, "forkmerge": 1.0 + gain}))
+    assert words in page.page([found])
+
+
+def test_the_form_is_chosen_on_validation_and_not_on_test(scripts):
+    _, _, setting = scripts
+    plan, outcomes = made({"stl": 0.0, "ew": 1.0, "forkmerge": 2.0, "forkmerge-aux": 3.0})
+    turned = [replace(o, validation={"accuracy": 90.0}) if o.method == "forkmerge" else o for o in outcomes]
+    assert setting.Setting("x", plan, outcomes).chosen == "forkmerge-aux"
+    assert setting.Setting("x", plan, turned).chosen == "forkmerge"
+
+
+def test_with_equal_labels_single_task_training_has_no_validation_and_a_form_is_chosen_all_the_same(scripts):
+    page, _, setting = scripts
+    plan, outcomes = made({"stl": 0.0, "ew": 1.0, "forkmerge": 2.0, "forkmerge-aux": 3.0})
+    plain = [o if o.method.startswith("forkmerge") else replace(o, validation={}) for o in outcomes]
+    found = setting.Setting("x", {**plan, "equal_labels": True}, plain)
+    assert found.chosen == "forkmerge-aux"
+    text = page.page([found])
+    assert "All methods were trained on training ∪ validation data in the end." in text
+    assert "on validation | on test" not in text
+
+
+def test_claims_are_decided_from_the_numbers(scripts):
+    _, claims, setting = scripts
+    good = verdicts(claims, [setting.Setting("good", *made(GAINS))])
+    assert good["It has the best mean Δ_m of all methods"] == "holds"
+    assert good["Targets that equal weights harm are not harmed by ForkMerge"] == "holds"
+    assert good["K+1 branches are better than two"] == "holds"
+    assert good["The gain per branch, Δ_m/(B−1), falls with B"] == "holds"
+    assert good["Pruning keeps most of the gain"] == "holds"
+    assert good["A middle Δt is best"] == "holds"
+    assert good["Coefficients are dynamic"] == "holds"
+    assert good["It converges faster"] == "holds"
+    assert good["It is not slower than most gradient methods"] == "holds"
+    assert good["Larger batches do not explain the gain"] == "not tested"
+    turned = {word: -gain for word, gain in GAINS.items()}
+    bad = verdicts(claims, [setting.Setting("bad", *made(turned))])
+    assert bad["ForkMerge is never below single-task training beyond noise, on any target"] == "does not"
+    assert bad["It has the best mean Δ_m of all methods"] == "does not"
+    assert bad["K+1 branches are better than two"] == "does not"
+    assert bad["It converges faster"] == "does not"
+    both = verdicts(claims, [setting.Setting("good", *made(GAINS)), setting.Setting("bad", *made(turned))])
+    assert both["It has the best mean Δ_m of all methods"] == "does not (1 of 2)"
+
+
+def test_pairs_of_tasks_come_from_the_benchmark_that_trains_them(scripts, tmp_path):
+    page, claims, setting = scripts
+    (tmp_path / "small.json").write_text(to_text(*made(GAINS)))
+
+    def read(merged: float) -> list[Any]:
+        pair = {"gain": -0.2, "low": -0.3, "high": -0.1, "ForkMerge": {"gain": merged, "low": None, "high": merged}}
+        results = {"Small, a": {"pairs": {"b": pair}}, "digits, 20 labels": {"pairs": {"c": {"gain": 1.0}}}}
+        (tmp_path / "advice").write_text(json.dumps({"results": results}))
+        return setting.read_settings(tmp_path, tmp_path / "advice")
+
+    assert "| auxiliary | a |\n|---|---|\n| b | −0.2000 → +0.1000 |" in page.page(read(0.1))
+    assert verdicts(claims, read(0.1))[claims.PAIRS] == "holds"
+    assert verdicts(claims, read(-0.1))[claims.PAIRS] == "does not"
+    assert verdicts(claims, setting.read_settings(tmp_path, tmp_path / "none"))[claims.PAIRS] == "not tested"
+
+
+def test_studies_of_options_stand_beside_the_results_and_are_no_part_of_the_claims(scripts):
+    page, _, setting = scripts
+    found = [setting.Setting("x", *made({"stl": 0.0, "ew": 1.0, "forkmerge": 2.0}))]
+    study = setting.Setting("y", *made({"stl": 0.0, "forkmerge-aux": 1.0, "forkmerge-aux[bn=recompute]": 2.0}))
+    with_study = page.page(found, [study])
+    assert with_study.startswith(page.page(found).rstrip())
+    rows = with_study.partition("## How options were chosen")[2].splitlines()
+    names = [row.split(" | ")[0] for row in rows if row.startswith("| ")]
+    assert names == ["| method", "| ForkMerge-aux[bn=recompute]", "| ForkMerge-aux", "| STL"]
+    assert "recipes/development/y.toml`, 3 methods × 2 targets × 3 seeds." in with_study
+
+
+def test_it_works_with_whatever_there_is(scripts):
+    page, claims, setting = scripts
+    for gains in ({"stl": 0.0}, {"stl": 0.0, "ew": 1.0}, {"stl": 0.0, "forkmerge": 1.0}):
+        for seeds in (1, 2):
+            text = page.page([setting.Setting("x", *made(gains, ("a",), seeds))])
+            assert text.startswith("# Results")
+    plan, outcomes = made(GAINS)
+    partial = [replace(o, error="broke", metrics={}) if o.seed == 2 or o.method == "ew" else o for o in outcomes]
+    assert "Failed: EW on 'a', seed 0: broke." in page.page([setting.Setting("x", plan, partial)])
+    assert "there is not enough to compare yet" in page.page([setting.Setting("x", plan, [])])
+    assert len(verdicts(claims, [])) == len(claims.CLAIMS)
+
+
+def test_an_unknown_recipe_is_named(scripts, capsys):
+    page, _, _ = scripts
+    assert page.main(["nothing"]) == 2
+    assert "there is no recipe 'nothing'" in capsys.readouterr().err
+
+
+def test_statistics_are_recomputed_on_the_target_and_nothing_else_is(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    import batchnorm
+
+    recipe = fm.Recipe(shared_problem(), conv_net, SGD, 6, fm.Joint(), {"threads": 1})
+    run = recipe.fit(folder=tmp_path / "run")
+    before, after = batchnorm.both(recipe, tmp_path / "run", seed=0)
+    assert before == pytest.approx(run.metrics["minus_loss"])
+    assert after != before
