@@ -1,10 +1,11 @@
-"""Every error the library raises on purpose, and the helper that offers the closest name."""
+"""Every error the library raises on purpose, and the checks of names and numbers that raise them."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import TypeGuard
 
 
 class ForkMergeError(Exception):
@@ -34,6 +35,18 @@ def unknown_name(kind: str, name: object, known: Iterable[object]) -> str:
     close = get_close_matches(str(name), names, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     return f"unknown {kind} {str(name)!r}.{hint} Known: {', '.join(names) or 'none'}."
+
+
+def is_count(value: object, least: int = 1) -> TypeGuard[int]:
+    """Whether a value is an integer of at least `least`; True and False are not integers here."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def check_count(name: str, value: object, *, error: type[ForkMergeError] = ProblemError) -> int:
+    """Return a positive integer, or say by what name it is none."""
+    if not is_count(value):
+        raise error(f"{name} must be a positive integer, got {value!r}.")
+    return value
 
 
 def check_name(kind: str, name: object) -> str:
