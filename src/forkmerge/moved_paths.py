@@ -37,7 +37,7 @@ _MOVED = {
     "attic": "engine.training.release_memory",
     "auxiliaries": "problem.made_auxiliaries",
     "branch": "engine.training.branch engine.training.options",
-    "candidates": "engine.merging.candidates engine.merging.coefficients",
+    "candidates": "engine.merging.candidates engine.merging.arithmetic",
     "checks": "algorithms.preflight",
     "codec": "engine.storage.json_codec",
     "combining": "engine.training.combine_tasks",

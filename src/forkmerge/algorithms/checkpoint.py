@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, replace
+from enum import Enum
 from typing import Any
 
 from forkmerge.algorithms.run_record import Round
 from forkmerge.engine.training.options import Mixture
 from forkmerge.engine.training.state import State
 from forkmerge.problem.exact_sum import add_exactly, rounded
+
+
+class Phase(Enum):
+    """What a run is doing: searching coefficients, repeating them on more data, or nothing any more."""
+
+    SEARCH = "search"
+    REFIT = "refit"
+    DONE = "done"
 
 
 @dataclass
@@ -21,12 +31,31 @@ class Snapshot:
     weights: State
 
 
+@dataclass(frozen=True)
+class Selection:
+    """The model that the search phase would return.
+
+    Args:
+        score: Its validation score; None where nothing was scored.
+        metrics: Its validation metrics.
+        step: The step it was found at: a refit ends there.
+        replays: Whether a refit repeats the merges; otherwise one branch is trained on the target alone.
+        final: What it is, such as "last merge"; None where only the refit will tell.
+    """
+
+    score: float | None
+    metrics: dict[str, float]
+    step: int
+    replays: bool
+    final: str | None = None
+
+
 @dataclass
 class RunState:
     """Where a run stands.
 
     Args:
-        phase: "search", "refit" or "done".
+        phase: What the run is doing.
         mixtures: The branches' plans, after pruning.
         branches: Their states.
         merged: The weights of the last merge: what every branch forked from, and what is kept if all go wrong.
@@ -40,13 +69,13 @@ class RunState:
         best: Weights of the best merge so far, with its score.
         searched: What the search phase would return, while a refit runs.
         reference: Reference metrics of the criterion.
-        outcome: Score, metrics and kind of the model that will be returned.
+        selection: What will be returned, or refitted, once the search is over.
         probes: Scores of ranking runs.
         notes: Remarks for the reader of the record.
         saves: Checkpoints written so far.
     """
 
-    phase: str
+    phase: Phase
     mixtures: list[Mixture]
     branches: list[State]
     merged: State
@@ -60,7 +89,7 @@ class RunState:
     best: Snapshot | None = None
     searched: State | None = None
     reference: dict[str, float] | None = None
-    outcome: dict[str, Any] = field(default_factory=dict)
+    selection: Selection | None = None
     probes: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     saves: int = 0
@@ -70,6 +99,16 @@ class RunState:
         """Global step of the branches."""
         return self.branches[0].step
 
+    @property
+    def round(self) -> int:
+        """The round under way, counted from 1 over all phases."""
+        return len(self.rounds) + 1
+
+    @property
+    def searched_rounds(self) -> list[Round]:
+        """The finished rounds of the search phase, which a refit repeats."""
+        return [finished for finished in self.rounds if finished.phase == Phase.SEARCH.value]
+
     def note(self, text: str) -> None:
         """Add a remark once."""
         if text not in self.notes:
@@ -77,14 +116,21 @@ class RunState:
 
     def add_losses(self, branch: str, sums: dict[str, list[float]], counts: dict[str, int]) -> None:
         """Add a segment's losses, each over as many batches as had one, to the round's."""
-        known = self.losses.setdefault(branch, {})
+        losses = self.losses.setdefault(branch, {})
         for task, parts in sums.items():
-            before, count = known.get(task, ([], 0))
-            known[task] = (add_exactly(before, parts), count + counts[task])
+            before, count = losses.get(task, ([], 0))
+            losses[task] = (add_exactly(before, parts), count + counts[task])
 
     def mean_losses(self, branch: str) -> dict[str, float]:
         """The round's mean loss per task."""
         return {task: rounded(parts) / count for task, (parts, count) in self.losses.get(branch, {}).items()}
+
+    def keep(self, names: Collection[str]) -> None:
+        """Drop all branches but those of the given names."""
+        pairs = zip(self.mixtures, self.branches, strict=True)
+        kept = [(mixture, state) for mixture, state in pairs if mixture.name in names]
+        self.mixtures, self.branches = [m for m, _ in kept], [s for _, s in kept]
+        self.snapshots = {name: held for name, held in self.snapshots.items() if name in names}
 
     def next_round(self) -> None:
         """Forget what belongs to the current round alone."""
@@ -94,6 +140,8 @@ class RunState:
         """Return plain nested data for the store; weights that all branches share are written once."""
         synced = self.step == self.round_start
         value = {name: getattr(self, name) for name in _PLAIN}
+        value["phase"] = self.phase.value
+        value["outcome"] = {} if self.selection is None else _selection_value(self.selection)
         value["mixtures"] = [[mixture.name, dict(mixture.task_weights)] for mixture in self.mixtures]
         value["rounds"] = [asdict(finished) for finished in self.rounds]
         value["branches"] = [(replace(state, rows={}) if synced else state).to_value() for state in self.branches]
@@ -107,7 +155,9 @@ class RunState:
     @classmethod
     def from_value(cls, value: dict[str, Any]) -> RunState:
         """Return the progress that `to_value` described; `refork` completes its branches."""
-        data = dict(value)
+        data = {name: value[name] for name in _PLAIN}
+        data["phase"] = Phase(value["phase"])
+        data["selection"] = Selection(**value["outcome"]) if value["outcome"] else None
         data["mixtures"] = [Mixture(name, weights) for name, weights in value["mixtures"]]
         data["rounds"] = [Round.from_json(item) for item in value["rounds"]]
         data["snapshots"] = {name: _snapshot(item) for name, item in value["snapshots"].items()}
@@ -137,16 +187,18 @@ class RunState:
 
 _STATES = ("merged", "initial", "floor", "searched")
 _PLAIN = (
-    "phase",
     "round_start",
     "losses",
     "seconds",
     "reference",
-    "outcome",
     "probes",
     "notes",
     "saves",
 )
+
+
+def _selection_value(selection: Selection) -> dict[str, Any]:
+    return {name: item for name, item in asdict(selection).items() if name != "final" or item is not None}
 
 
 def _snapshot_value(snapshot: Snapshot) -> dict[str, Any]:

@@ -23,7 +23,8 @@ from forkmerge.engine.training.model_binding import OptimizerFactory
 from forkmerge.engine.training.options import Training
 from forkmerge.errors import ProblemError
 from forkmerge.problem.definition import Problem
-from forkmerge.problem.scoring import Criterion, device_of
+from forkmerge.problem.metrics import Criterion
+from forkmerge.problem.scoring import device_of
 
 
 @dataclass

@@ -21,8 +21,9 @@ from forkmerge.engine.merging.arithmetic import merge_tensors
 from forkmerge.engine.training.model_binding import OptimizerFactory
 from forkmerge.errors import ProblemError
 from forkmerge.problem.definition import Problem
+from forkmerge.problem.metrics import Criterion
 from forkmerge.problem.randomness import derive
-from forkmerge.problem.scoring import Criterion, measure
+from forkmerge.problem.scoring import measure
 
 
 @dataclass(frozen=True)

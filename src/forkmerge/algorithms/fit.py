@@ -194,8 +194,9 @@ def build_model(model: ModelOrFactory, seed: int) -> nn.Module:
 def _to_run(
     name: str, target: str, steps: int, config: dict[str, Any], facts: dict[str, Any], progress: RunState
 ) -> Run:
-    outcome = progress.outcome
-    final = outcome.get("final", "refit")
+    selection = progress.selection
+    assert selection is not None
+    final = selection.final or "refit"
     if progress.rounds and len(progress.rounds[0].branches) == 1 and final in ("last merge", "best merge"):
         final = final.replace("merge", "step") if final == "last merge" else "best validation"
     seconds: dict[str, float] = {}
@@ -207,8 +208,8 @@ def _to_run(
         target=target,
         steps=steps,
         seed=config["training"]["seed"],
-        score=outcome["score"],
-        metrics=outcome["metrics"],
+        score=selection.score,
+        metrics=selection.metrics,
         final=final,
         rounds=progress.rounds,
         probes=progress.probes,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -14,8 +14,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from forkmerge.algorithms.copy_training import copy_training
+from forkmerge.algorithms.faulty_branches import find_faulty
+from forkmerge.engine.merging.arithmetic import Coefficients
 from forkmerge.engine.merging.blend import Blender
-from forkmerge.engine.merging.find_merge import find_merge
+from forkmerge.engine.merging.find_merge import MergeProblem, find_merge
 from forkmerge.engine.merging.relevance import task_relevance
 from forkmerge.engine.merging.searches import Greedy, Grid, Search, search_from
 from forkmerge.engine.merging.synchronise import synchronise
@@ -142,41 +144,38 @@ class Fork:
         used = search_from(search) or self._search or (Grid() if len(branches) <= 2 else Greedy())
         used.check(len(branches))
         self._check_trained(states)
-        stage = branches[0]._binding
-        faults = _faults(names, states)
+        first = branches[0]._binding  # whose model is lent to the candidates
+        faults = find_faulty(names, states)
         scratch = self._merged.weights()  # so that the last merge outlives a score that fails
 
         def refreshed(state: State) -> None:
             if refresh is not None:
-                stage.attach_weights(state)
-                refresh(stage.model)
-                stage.capture_buffers(state)
+                first.attach_weights(state)
+                refresh(first.model)
+                first.capture_buffers(state)
 
-        blend = Blender(stage, states, scratch, refreshed)
+        blend = Blender(first, states, scratch, refreshed)
         try:
-            with random_state_kept(), evaluating(stage.model):
-                found = find_merge(
-                    names,
-                    states,
-                    search=used,
-                    score=lambda state: _score_on(stage, state, score),
-                    blend=blend,
-                    faults=faults,
-                )
-                coefficients = tuple(found.coefficients.get(name, 0.0) for name in names)
-                if any(coefficients):
-                    self._merged.take_weights(blend(coefficients))
+            with random_state_kept(), evaluating(first.model):
+                merge = find_merge(_OwnMerge(names, faults, blend, score), used)
+                if any(merge.vector):
+                    self._merged.take_weights(blend(merge.vector))
         finally:
-            stage.attach_weights(states[0])  # the first branch lent its model to the candidates
+            first.attach_weights(states[0])
+        coefficients = merge.vector or (0.0,) * len(names)
         synchronise(states, self._merged, coefficients, self._optimizer_state)
         for branch, state in zip(branches, states, strict=True):
             branch._binding.attach(state)
             branch._round, branch._passes = branch._round + 1, 0
         if into is not None:
             self.merged_into(into)
-        relevance = task_relevance(found.coefficients, [branch._mixture for branch in branches])
         return MergeOutcome(
-            found.coefficients, found.score, found.branch_scores, found.candidates, relevance, found.faults
+            coefficients=merge.coefficients,
+            score=merge.score,
+            branch_scores=merge.branch_scores,
+            candidates=merge.candidates,
+            relevance=task_relevance(merge.coefficients, [branch._mixture for branch in branches]),
+            faults=merge.faults,
         )
 
     def merged_into(self, model: nn.Module) -> nn.Module:
@@ -253,10 +252,6 @@ class Fork:
         return [branch._state for branch in branches]
 
 
-def _faults(names: Sequence[str], states: Sequence[State]) -> dict[str, str]:
-    return {n: "it has parameters that are not finite" for n, s in zip(names, states, strict=True) if not s.is_finite()}
-
-
 def fork(
     model: nn.Module,
     optimizer: Optimizer,
@@ -317,13 +312,29 @@ def fork(
     return Fork(forked, chosen, optimizer_state)
 
 
-def _score_on(stage: ModelBinding, state: State, score: Score) -> float:
-    stage.attach_weights(state)
-    value = score(stage.model)
-    try:
-        return float(value)
-    except (TypeError, ValueError, RuntimeError):
-        raise ProblemError(f"score must return one number, higher is better; got {value!r:.80}.") from None
+class _OwnMerge(MergeProblem):
+    """A merge that is scored by the user's own function of a model."""
+
+    def __init__(self, names: list[str], faults: Mapping[str, str], blend: Blender, score: Score) -> None:
+        super().__init__(names, faults)
+        self.blend, self.user_score = blend, score
+
+    def score_branch(self, index: int) -> float:
+        """Return the score of a branch."""
+        return self._score(self.blend.states[index])
+
+    def score(self, coefficients: Coefficients) -> float:
+        """Return the score of a combination."""
+        return self._score(self.blend(coefficients))
+
+    def _score(self, state: State) -> float:
+        binding = self.blend.binding
+        binding.attach_weights(state)
+        value = self.user_score(binding.model)
+        try:
+            return float(value)
+        except (TypeError, ValueError, RuntimeError):
+            raise ProblemError(f"score must return one number, higher is better; got {value!r:.80}.") from None
 
 
 @contextmanager
@@ -331,8 +342,8 @@ def _seeded_generators(loader: Any, seed: int) -> Iterator[None]:
     """Seed the generators a loader and its samplers own, and give them their states back on exit."""
     owners = [loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)]
     owners.append(getattr(owners[2], "sampler", None))
-    found = {id(g): g for owner in owners if isinstance(g := getattr(owner, "generator", None), torch.Generator)}
-    before = [(generator, generator.get_state()) for generator in found.values()]
+    generators = {id(g): g for owner in owners if isinstance(g := getattr(owner, "generator", None), torch.Generator)}
+    before = [(generator, generator.get_state()) for generator in generators.values()]
     for index, (generator, _) in enumerate(before):
         generator.manual_seed(derive(seed, "generator", index))
     try:

@@ -15,8 +15,9 @@ from forkmerge.engine.training.options import Mixture, Training
 from forkmerge.errors import ProblemError, unknown_name
 from forkmerge.problem.batches import batches
 from forkmerge.problem.definition import Context, Problem, Stream
+from forkmerge.problem.metrics import Criterion
 from forkmerge.problem.randomness import derive, random_state_kept, set_random_state
-from forkmerge.problem.scoring import CostReader, Criterion, adds_up, device_of, measure, modes_kept
+from forkmerge.problem.scoring import CostReader, adds_up, device_of, measure, modes_kept
 
 
 def check_run(problem: Problem, model: nn.Module, training: Training, settings: Any, seed: int) -> None:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
-from forkmerge.algorithms.checkpoint import RunState, Snapshot
-from forkmerge.algorithms.end_of_round import Merger
-from forkmerge.algorithms.mixtures import ALONE, check_mixtures, reference_branch, scale_auxiliaries
+from forkmerge.algorithms.checkpoint import Phase, RunState, Selection, Snapshot
+from forkmerge.algorithms.end_of_round import EndOfRound, MergedRound, TrainedRound, prune, record_of
+from forkmerge.algorithms.floor import FLOOR, floor_segment, prefer_floor
+from forkmerge.algorithms.mixtures import check_mixtures, reference_branch, scale_auxiliaries
+from forkmerge.algorithms.refit import finish_refit, give_up, replay_merge, skip_search, start_refit, take_chosen
 from forkmerge.algorithms.run_record import Round
 from forkmerge.algorithms.settings import Settings
 from forkmerge.algorithms.validation import Validator
 from forkmerge.engine.executors.serial import Segment, SerialExecutor
 from forkmerge.engine.storage.run_folder import NoStore, RunFolder
+from forkmerge.engine.training.branch import BranchResult
 from forkmerge.engine.training.options import Mixture
 from forkmerge.engine.training.release_memory import MappedRows
 from forkmerge.engine.training.state import State
@@ -52,38 +55,39 @@ class Rounds:
         self.binding, self.job, self.target = executor.binding, executor.job, executor.job.problem.target
         self.observe, self.checkpoint_every = observe, checkpoint_every
         self.interval, self.validate_every = settings.interval_of(steps), settings.validate_every_of(steps)
-        self.judge = Validator(
+        self.validator = Validator(
             self.binding, self.job.problem, settings.reference, settings.search_examples, self.job.seed
         )
-        self.merger = Merger(settings, executor, self.judge)
-        self.attic = MappedRows(store.path)
-        self.progress: RunState
+        self.end = EndOfRound(settings, executor, self.validator)
+        self.mapped = MappedRows(store.path)
+        self.state: RunState
 
     def run(self) -> RunState:
-        """Run to the end and return the final progress, whose `merged` is the model to return."""
+        """Run to the end and return the final state, whose `merged` is the model to return."""
         if not self._restore(self.store.load()):
             self._begin()
-        while self.progress.phase != "done":
-            phase = self.progress.phase
-            while self.progress.phase == phase and self.progress.step < self._last_step():
+        if len(self.state.mixtures) > 1:
+            self.validator.prepare_race()
+        if self.state.phase is Phase.SEARCH:
+            while self.state.step < self.steps:
                 self._round()
-            if phase == "search":
-                self._end_search()
-            elif self.progress.phase == "refit":
-                self.progress.outcome["final"] = "refit"
-                self.progress.phase = "done"
-        return self.progress
+            self._end_search()
+        while self.state.phase is Phase.REFIT and self.state.step < self._last_step():
+            self._round()
+        if self.state.phase is Phase.REFIT:
+            finish_refit(self.state)
+        return self.state
 
     def _begin(self) -> None:
         settings, problem = self.settings, self.job.problem
         initial = self.binding.initial()
         probes = self._probe(initial)
         mixtures = branches_of(settings, self.job.problem, probes)
-        self.progress = RunState(
-            phase="search",
+        self.state = RunState(
+            phase=Phase.SEARCH,
             mixtures=mixtures,
             branches=[initial.clone() for _ in mixtures],
-            merged=self._stowed(initial),
+            merged=self._mapped_copy(initial),
             initial=initial if settings.refit else None,
             floor=initial.clone() if settings.floor else None,
             probes=probes,
@@ -94,9 +98,7 @@ class Rounds:
             details["branch_bytes"] = weights * len(mixtures) * math.ceil(self.steps / self.interval)
         self._emit("start", target=problem.target, steps=self.steps, **details)
         if settings.refit and len(mixtures) == 1 and settings.select == "last" and not settings.floor:
-            # One branch and its last weights: there is nothing to search.
-            self.progress.phase = "refit"
-            self.progress.outcome = {"score": None, "metrics": {}, "step": self.steps, "replays": False}
+            skip_search(self.state, self.steps)
         self._save()
 
     def _restore(self, value: dict[str, Any] | None) -> bool:
@@ -105,23 +107,23 @@ class Rounds:
             self.observe({"event": "warning", "text": text})
         if value is None:
             return False
-        self.progress = progress = RunState.from_value(value)
+        self.state = run = RunState.from_value(value)
         value.clear()  # which would hold a second copy of the last merge until this call ends
-        progress.merged = self._stowed(self.binding.place(progress.merged))
-        self.binding.attach_weights(progress.merged)  # frees the module's own memory before the branches need theirs
+        run.merged = self._mapped_copy(self.binding.place(run.merged))
+        self.binding.attach_weights(run.merged)  # frees the module's own memory before the branches need theirs
         self.binding.give_back()
-        progress.refork()
-        for state in progress.states():
+        run.refork()
+        for state in run.states():
             self.binding.place(state)
-        self.attic.rest()
-        if self.progress.reference:
-            self.judge.set_reference(self.progress.reference)
+        self.mapped.rest()
+        if run.reference:
+            self.validator.set_reference(run.reference)
         self._tell("resume")
         return True
 
-    def _stowed(self, state: State) -> State:
+    def _mapped_copy(self, state: State) -> State:
         """Return a copy of the weights that need not stay in memory while the branches train."""
-        rows = {name: self.attic.hold(row) for name, row in state.rows.items()}
+        rows = {name: self.mapped.hold(row) for name, row in state.rows.items()}
         return State(state.step, rows, {name: buffer.clone() for name, buffer in state.buffers.items()})
 
     def _probe(self, initial: State) -> dict[str, float]:
@@ -129,12 +131,12 @@ class Rounds:
         constructor = self.settings.constructor
         scale = self.settings.auxiliary_scale
         probes = [scale_auxiliaries(probe, self.target, scale) for probe in constructor.probes(self.job.problem)]
-        segments = [Segment("search", probe, constructor.probe_steps) for probe in probes]
+        segments = [Segment(Phase.SEARCH.value, probe, constructor.probe_steps) for probe in probes]
         scores: dict[str, float] = {}
         results = self.executor.train(segments, [initial.clone() for _ in probes])
         try:
             for probe, result in zip(probes, results, strict=True):
-                scores[probe.name] = self.judge.score(result.state)
+                scores[probe.name] = self.validator.score(result.state)
                 self._emit("probe", branch=probe.name, score=scores[probe.name], step=result.state.step)
         finally:
             self.binding.attach(initial)  # nothing is saved yet: a second attempt starts from the module itself
@@ -142,29 +144,29 @@ class Rounds:
 
     def _last_step(self) -> int:
         """The step at which the phase ends: a refit of the best merge ends where that merge was found."""
-        step: int = self.progress.outcome["step"] if self.progress.phase == "refit" else self.steps
-        return step
+        selection = self.state.selection
+        return selection.step if self.state.phase is Phase.REFIT and selection is not None else self.steps
 
     def _round(self) -> None:
-        progress = self.progress
-        end = min(progress.round_start + self.interval, self.steps)
-        if self.settings.checkpoint == "best_in_interval" and progress.step == progress.round_start:
-            progress.snapshots = {}
-        for mark in self._marks(progress.round_start, end):
-            if mark <= progress.step:
+        run = self.state
+        end = min(run.round_start + self.interval, self.steps)
+        if self.settings.checkpoint == "best_in_interval" and run.step == run.round_start:
+            run.snapshots = {}
+        for mark in self._marks(run.round_start, end):
+            if mark <= run.step:
                 continue
             self._train_to(mark)
-            if self._uses_snapshots() and (mark == end or (mark - progress.round_start) % self.validate_every == 0):
+            if self._uses_snapshots() and (mark == end or (mark - run.round_start) % self.validate_every == 0):
                 self._take_snapshots(mark)
             if mark != end and self.checkpoint_every and mark % self.checkpoint_every == 0:
                 self._save()
-        finished = self._merge()
-        if finished is None:
-            self._give_up_refit()
+        record = self._merge()
+        if record is None:
+            give_up(run)
             return
-        self._emit("round", **asdict(finished))
-        progress.rounds.append(finished)
-        progress.next_round()
+        self._emit("round", **asdict(record))
+        run.rounds.append(record)
+        run.next_round()
         self._save()
 
     def _marks(self, start: int, end: int) -> list[int]:
@@ -181,154 +183,166 @@ class Rounds:
         return sorted(marks)
 
     def _train_to(self, mark: int) -> None:
-        progress = self.progress
-        steps = mark - progress.step
-        segments = [Segment(progress.phase, mixture, steps) for mixture in progress.mixtures]
-        states = list(progress.branches)
-        if progress.floor is not None and progress.phase == "search":
-            segments.append(Segment("search", Mixture(ALONE, {self.target: 1.0}), steps))
-            states.append(progress.floor)
+        run, steps = self.state, mark - self.state.step
+        segments = [Segment(run.phase.value, mixture, steps) for mixture in run.mixtures]
+        states = list(run.branches)
+        if run.floor is not None and run.phase is Phase.SEARCH:
+            segments.append(floor_segment(self.target, run.phase.value, steps))
+            states.append(run.floor)
         untouched: set[str] | None = None
         for index, result in enumerate(self.executor.train(segments, states)):
-            name = "floor"
-            if index == len(progress.branches):
-                progress.floor = result.state
+            if index == len(run.branches):
+                run.floor = result.state
+                self._report(FLOOR, result, mark)
             else:
-                name = progress.mixtures[index].name
-                progress.branches[index] = result.state
-                progress.add_losses(name, result.sums, result.counts)
+                name = run.mixtures[index].name
+                run.branches[index] = result.state
+                run.add_losses(name, result.sums, result.counts)
                 untouched = set(result.untouched) if untouched is None else untouched & set(result.untouched)
-            progress.seconds += result.seconds
-            for what, counts in result.reports.items():
-                for task in counts:
-                    progress.note(f"round {len(progress.rounds) + 1}: branch {name!r}: gradient of {task!r} was {what}")
-            self._emit(
-                "segment", branch=name, step=mark, losses=result.losses, seconds=result.seconds, reports=result.reports
-            )
+                self._report(name, result, mark)
         if mark == steps and untouched:
-            progress.note(f"parameters without gradient in every branch at step 0: {', '.join(sorted(untouched))}")
+            run.note(f"parameters without gradient in every branch at step 0: {', '.join(sorted(untouched))}")
+
+    def _report(self, name: str, result: BranchResult, mark: int) -> None:
+        """Note what was odd in a branch's segment, and tell that it has ended."""
+        run = self.state
+        run.seconds += result.seconds
+        for oddity, counts in result.reports.items():
+            for task in counts:
+                run.note(f"round {run.round}: branch {name!r}: gradient of {task!r} was {oddity}")
+        self._emit(
+            "segment", branch=name, step=mark, losses=result.losses, seconds=result.seconds, reports=result.reports
+        )
 
     def _uses_snapshots(self) -> bool:
-        if self.progress.phase == "refit" and not self.progress.outcome["replays"]:
+        run = self.state
+        if run.phase is Phase.REFIT and run.selection is not None and not run.selection.replays:
             return False  # an unmerged run is refitted as it was trained, to its last step
         return self.settings.checkpoint != "last"
 
     def _take_snapshots(self, mark: int) -> None:
         """Keep the weights of every branch that are its best so far; a refit keeps those the search had chosen."""
-        progress = self.progress
-        if progress.phase == "search":
-            for state in progress.branches:
-                self.judge.forget(state)
-            self.merger.rank(progress.branches)
-        for mixture, state in zip(progress.mixtures, progress.branches, strict=True):
-            held = progress.snapshots.get(mixture.name)
-            if progress.phase == "refit":
-                chosen = {r.branches[mixture.name].entered_step for r in self._script() if mixture.name in r.branches}
-                if mark in chosen or held is None:
-                    progress.snapshots[mixture.name] = Snapshot(0.0, mark, state.weights())
-                continue
+        run = self.state
+        if run.phase is Phase.REFIT:
+            take_chosen(run, mark)
+            return
+        for state in run.branches:
+            self.validator.forget(state)
+        self.end.rank(run.branches)
+        for mixture, state in zip(run.mixtures, run.branches, strict=True):
             self._fix_reference()
-            score = self.judge.score(state, remeasure=False)
-            if held is None or score > held.score:
-                progress.snapshots[mixture.name] = Snapshot(score, mark, state.weights())
-                self.judge.keep(progress.snapshots[mixture.name].weights, state)
+            score, best = self.validator.score(state, remeasure=False), run.snapshots.get(mixture.name)
+            if best is None or score > best.score:
+                run.snapshots[mixture.name] = Snapshot(score, mark, state.weights())
+                self.validator.keep(run.snapshots[mixture.name].weights, state)
 
     def _fix_reference(self) -> None:
         """Let the target-only, or the only, branch of round 1 be what several metrics are compared with."""
-        if self.judge.criterion.needs_reference:
-            index = reference_branch(self.progress.mixtures, self.target)
+        run = self.state
+        if self.validator.criterion.needs_reference:
+            index = reference_branch(run.mixtures, self.target)
             assert index is not None  # checked before training
-            state = self.progress.branches[index]
+            state = run.branches[index]
             if not state.is_finite():
-                state = self.progress.merged  # what all branches forked from
-                self.progress.note("the target-only branch diverged: metrics are compared with the fork point's")
-            self.progress.reference = self.judge.known_metrics(state) or self.judge.metrics(state)
-            self.judge.set_reference(self.progress.reference)
-
-    def _script(self) -> list[Round]:
-        return [finished for finished in self.progress.rounds if finished.phase == "search"]
+                state = run.merged  # what all branches forked from
+                run.note("the target-only branch diverged: metrics are compared with the fork point's")
+            run.reference = self.validator.known_metrics(state) or self.validator.metrics(state)
+            self.validator.set_reference(run.reference)
 
     def _merge(self) -> Round | None:
-        progress = self.progress
-        self.binding.give_back()  # the gradients' memory, before a candidate needs as much
-        entering = progress.branches
+        """End the round and return its record; None if a refit must be given up."""
+        trained = self._trained()
+        result = self._replay(trained) if self.state.phase is Phase.REFIT else self._search(trained)
+        if result is None:
+            return None
+        merged, kept = result
+        run = self.state
+        if not any(merged.merge.coefficients.values()):
+            run.note(f"step {trained.end}: every branch was faulty; the last good state was kept")
+        run.keep(kept)
+        return record_of(trained, merged, [mixture.name for mixture in run.mixtures], run.seconds)
+
+    def _trained(self) -> TrainedRound:
+        run = self.state
+        entering = run.branches
         if self._uses_snapshots():
-            entering = [progress.snapshots[mixture.name].weights for mixture in progress.mixtures]
-        if progress.phase == "refit":
-            script = self._script() if progress.outcome["replays"] else []
-            done = len(progress.rounds) - len(self._script())
-            return self.merger.replay(progress, entering, script[done] if script else None)
-        self.judge.start_round(len(progress.rounds) + 1)
+            entering = [run.snapshots[mixture.name].weights for mixture in run.mixtures]
+        return TrainedRound(
+            index=run.round,
+            phase=run.phase,
+            start=run.round_start,
+            end=run.step,
+            mixtures=list(run.mixtures),
+            branches=run.branches,
+            entering=entering,
+            losses={mixture.name: run.mean_losses(mixture.name) for mixture in run.mixtures},
+            merged=run.merged,
+            floor=run.floor,
+        )
+
+    def _search(self, trained: TrainedRound) -> tuple[MergedRound, list[str]]:
+        """Search the round's merge; return it, and the branches that go on."""
+        run, settings, names = self.state, self.settings, trained.names
+        self.binding.give_back()  # the gradients' memory, before a candidate needs as much
+        self.validator.start_round(run.round)
         self._fix_reference()
-        if self.settings.keep_branches:
-            names = [mixture.name for mixture in progress.mixtures]
-            weights = {n: State(s.step, s.rows, s.buffers).to_value() for n, s in zip(names, entering, strict=True)}
-            self.store.keep_branches(weights, len(progress.rounds) + 1)
-        return self.merger.search(progress, entering)
+        if settings.keep_branches:
+            weights = [State(s.step, s.rows, s.buffers).to_value() for s in trained.entering]
+            self.store.keep_branches(dict(zip(names, weights, strict=True)), run.round)
+        merged = self.end.search(trained, settings.search_for(len(names)))
+        merge = merged.merge
+        for name, reason in merge.faults.items():
+            run.note(f"round {run.round}: branch {name!r} got coefficient 0: {reason}")
+        if settings.select == "best" and merge.score > run.best_score:
+            run.best = Snapshot(merge.score, run.step, run.merged.weights())
+        is_pruned = any(ended.index >= settings.prune_after and ended.coefficients for ended in run.rounds)
+        if settings.prune_to is None or run.round < settings.prune_after or is_pruned or not merge.coefficients:
+            return merged, names
+        return merged, prune(trained, merge, self.target, settings.prune_to)
+
+    def _replay(self, trained: TrainedRound) -> tuple[MergedRound, list[str]] | None:
+        self.binding.give_back()
+        return replay_merge(self.state, trained, self.end)
 
     def _end_search(self) -> None:
         """Choose the model among the last or best merge and the floor; start the refit if there is one."""
-        progress, last = self.progress, self.progress.rounds[-1]
-        outcome: dict[str, Any] = {"final": "last merge", "score": last.score, "step": self.steps, "replays": True}
-        metrics = last.metrics
-        if self.settings.select == "best" and progress.best is not None:
-            progress.merged.take_weights(progress.best.weights)
-            outcome.update(final="best merge", score=progress.best.score, step=progress.best.step)
-            (metrics,) = (r.metrics for r in progress.rounds if r.end == progress.best.step)
-        floor_score = last.floor_score
-        if floor_score is not None and (outcome["score"] is None or floor_score > outcome["score"]):
-            assert progress.floor is not None
-            progress.merged.take_weights(progress.floor)
-            outcome.update(final="floor", score=floor_score, step=self.steps, replays=False)
-            metrics = self.judge.known_metrics(progress.floor)
-            progress.note("the unmerged target-only run validated better than the merge and is returned")
-        outcome["metrics"] = metrics or self.judge.metrics(progress.merged)
-        progress.outcome, progress.floor, progress.best, progress.snapshots = outcome, None, None, {}
-        progress.phase = "refit" if self.settings.refit else "done"
+        run, last = self.state, self.state.rounds[-1]
+        selection = Selection(last.score, last.metrics, step=self.steps, replays=True, final="last merge")
+        if self.settings.select == "best" and run.best is not None:
+            run.merged.take_weights(run.best.weights)
+            (metrics,) = (r.metrics for r in run.rounds if r.end == run.best.step)
+            selection = replace(
+                selection, final="best merge", score=run.best.score, step=run.best.step, metrics=metrics
+            )
+        selection = prefer_floor(run, selection, self.validator, self.steps)
+        metrics = selection.metrics or self.validator.metrics(run.merged)
+        run.selection = replace(selection, metrics=metrics)
+        run.floor, run.best, run.snapshots = None, None, {}
         if self.settings.refit:
-            self._start_refit()
+            start_refit(run, branches_of(self.settings, self.job.problem, run.probes), self.target)
+        else:
+            run.phase = Phase.DONE
         self._save()
 
-    def _start_refit(self) -> None:
-        progress = self.progress
-        assert progress.initial is not None
-        progress.mixtures = branches_of(self.settings, self.job.problem, progress.probes)
-        if not progress.outcome["replays"]:
-            progress.mixtures = [Mixture(ALONE, {self.target: 1.0})]
-        progress.searched = progress.merged.weights()
-        progress.branches = []  # before the new ones: both at once would be the peak of the whole run
-        progress.branches = [progress.initial.clone() for _ in progress.mixtures]
-        progress.merged.take_weights(progress.initial)
-        progress.next_round()
-
-    def _give_up_refit(self) -> None:
-        progress = self.progress
-        if progress.searched is not None:
-            progress.merged.take_weights(progress.searched)
-        else:
-            progress.outcome["final"] = "last good state"
-        progress.phase = "done"
-
     def _emit(self, event: str, **details: Any) -> None:
-        progress = getattr(self, "progress", None)
-        common = {"phase": progress.phase, "round": len(progress.rounds) + 1} if progress else {}
+        run = getattr(self, "state", None)
+        common = {"phase": run.phase.value, "round": run.round} if run else {}
         line = {"event": event, **common, **details}
         self.store.record(line)
         self.observe(line)
 
     def _save(self) -> None:
-        self.progress.saves += 1
-        self.store.save(self.progress.to_value(), self.progress.saves)
-        self.attic.rest()
+        self.state.saves += 1
+        self.store.save(self.state.to_value(), self.state.saves)
+        self.mapped.rest()
         self._tell("checkpoint")
 
     def _tell(self, event: str) -> None:
         """Tell the observer what is still to be trained; the record, which a resume cuts back, has no use for it."""
-        progress = self.progress
-        names = [mixture.name for mixture in progress.mixtures]
-        place = {"phase": progress.phase, "round": len(progress.rounds) + 1, "step": progress.step}
-        floor = ["floor"] if progress.floor is not None else []
-        self.observe({"event": event, **place, "until": self._last_step(), "branches": names + floor})
+        run = self.state
+        names = [mixture.name for mixture in run.mixtures] + [FLOOR] * (run.floor is not None)
+        position = {"phase": run.phase.value, "round": run.round, "step": run.step}
+        self.observe({"event": event, **position, "until": self._last_step(), "branches": names})
 
 
 def branches_of(settings: Settings, problem: Problem, probes: Mapping[str, float]) -> list[Mixture]:

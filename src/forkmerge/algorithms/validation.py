@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from weakref import ref
 
-from torch import nn
-
-from forkmerge.engine.merging.coefficients import Coefficients, vertices
-from forkmerge.engine.merging.measure_candidate import Measurement, read_metrics
+from forkmerge.engine.merging.arithmetic import vertices
+from forkmerge.engine.merging.blend import Blender
+from forkmerge.engine.merging.measure_candidate import Measurement
 from forkmerge.engine.merging.race_over_examples import ExampleRace, turn_length
 from forkmerge.engine.training.model_binding import ModelBinding
 from forkmerge.engine.training.state import State
 from forkmerge.problem.definition import Problem
 from forkmerge.problem.example_order import sample_indices
-from forkmerge.problem.scoring import CostReader, Criterion, ExampleCosts, adds_up, measure
+from forkmerge.problem.metrics import Criterion, ExampleCosts
+from forkmerge.problem.randomness import random_state_kept
+from forkmerge.problem.scoring import CostReader, adds_up, evaluating, measure, read_metrics
 
 
 @dataclass(frozen=True)
-class _Measured:
-    """What is known of a state, held weakly: a new state may get the address of one that is gone."""
+class _StateMetrics:
+    """What was measured of a state, held weakly: a new state may get the address of one that is gone."""
 
     state: ref[State]
     metrics: dict[str, float]
@@ -52,11 +54,13 @@ class Validator:
         self.binding, self.evaluation, self.seed = binding, problem.target_validation, seed
         self.criterion = Criterion(self.evaluation.directions)
         self.search_examples = search_examples
-        self._reader = CostReader(self.evaluation, seed) if adds_up(self.evaluation) else None
+        reader = CostReader(self.evaluation, seed) if adds_up(self.evaluation) else None
+        self._reader = reader
+        self._can_race = reader is not None and reader.falls_with_costs
         self._turn: int | None = None
         self._indices: list[int] | None = None
-        self._known: dict[int, _Measured] = {}
-        self._lasting: dict[int, _Measured] = {}
+        self._measured: dict[int, _StateMetrics] = {}
+        self._lasting: dict[int, _StateMetrics] = {}
         if reference is not None:
             self.set_reference(reference)
 
@@ -65,21 +69,33 @@ class Validator:
         if len(self.criterion.directions) > 1:
             self.criterion = self.criterion.with_reference(reference)
 
+    def prepare_race(self) -> None:
+        """Find out, once and before training, in what turns candidates are raced; any weights will do for that."""
+        if self._can_race and self._reader is not None and self._turn is None:
+            parameters = sum(self.binding.layout.sizes.values())
+            self._turn = turn_length(self.binding.model, self._reader, parameters)
+
     def start_round(self, index: int) -> None:
         """Draw the round's sub-sample and forget what was measured of states that training changes."""
-        self._known = {}
-        self._lasting = {key: found for key, found in self._lasting.items() if found.state() is not None}
+        self._measured = {}
+        self._lasting = {key: entry for key, entry in self._lasting.items() if entry.state() is not None}
         if self.search_examples is not None:
             size = len(self.evaluation.dataset)  # type: ignore[arg-type]  # checked by Problem
             self._indices = sample_indices(size, self.search_examples, self.seed, "validation", index)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Keep the module ready to be measured inside, once for all candidates of a merge."""
+        with random_state_kept(), evaluating(self.binding.model):
+            yield
 
     def metrics(self, state: State) -> dict[str, float]:
         """Return the target's metrics on all validation examples."""
         started = time.perf_counter()
         self.binding.attach_weights(state)
-        values, costs = read_metrics(self.binding.model, self.evaluation, None, self.seed)
-        self._known[id(state)] = _Measured(ref(state), values, costs, time.perf_counter() - started)
-        return values
+        metrics, costs = read_metrics(self.binding.model, self.evaluation, None, self.seed, self._reader)
+        self._measured[id(state)] = _StateMetrics(ref(state), metrics, costs, time.perf_counter() - started)
+        return metrics
 
     def score(self, state: State, *, remeasure: bool = True) -> float:
         """Return the score on all validation examples; a state already measured in this round may be trusted.
@@ -95,17 +111,17 @@ class Validator:
         """Return the score on the round's sub-sample; a branch whose costs are known is not evaluated again."""
         if not state.is_finite():
             return -math.inf
-        found = self._find(state)
-        if found is not None and found.costs is not None and self._reader is not None:
-            part = ExampleCosts(*(column[self._indices] for column in found.costs))
+        entry = self._entry(state)
+        if entry is not None and entry.costs is not None and self._reader is not None:
+            part = ExampleCosts(*(column[self._indices] for column in entry.costs))
             return self.criterion.score(self._reader.values(part))
         self.binding.attach_weights(state)
         return self.criterion.score(measure(self.binding.model, self.evaluation, indices=self._indices, seed=self.seed))
 
-    def note(self, state: State, found: Measurement) -> None:
+    def note(self, state: State, measurement: Measurement) -> None:
         """Take over what a worker has measured of a state."""
-        if found.metrics is not None:
-            self._known[id(state)] = _Measured(ref(state), found.metrics, found.costs, 0.0)
+        if measurement.metrics is not None:
+            self._measured[id(state)] = _StateMetrics(ref(state), measurement.metrics, measurement.costs, 0.0)
 
     @property
     def indices(self) -> tuple[int, ...] | None:
@@ -114,56 +130,38 @@ class Validator:
 
     def keep(self, copy: State, original: State) -> None:
         """Let what is known of a state count for a copy of it that nobody will change, in later rounds, too."""
-        found = self._find(original)
-        if found is not None:
-            self._lasting[id(copy)] = replace(found, state=ref(copy), seconds=0.0)
+        entry = self._entry(original)
+        if entry is not None:
+            self._lasting[id(copy)] = replace(entry, state=ref(copy), seconds=0.0)
 
     def forget(self, state: State) -> None:
         """Forget what was measured of a state that has changed since."""
-        self._known.pop(id(state), None)
+        self._measured.pop(id(state), None)
 
     def known_metrics(self, state: State) -> dict[str, float]:
         """Return the metrics last measured for a state in this round; empty if it was not."""
-        found = self._find(state)
-        return found.metrics if found is not None else {}
+        entry = self._entry(state)
+        return entry.metrics if entry is not None else {}
 
-    def seconds(self, state: State) -> float:
-        """Return the time that measuring a state took in this round."""
-        found = self._find(state)
-        return found.seconds if found is not None else 0.0
+    def seconds(self, states: Sequence[State]) -> float:
+        """Return the time that measuring states took in this round."""
+        return sum(entry.seconds for entry in map(self._entry, states) if entry is not None)
 
-    def course(self, states: Sequence[State], blend: Callable[[Coefficients], State]) -> ExampleRace | None:
-        """Return where combinations of branches that have been scored can be raced; None if scores do not add up.
-
-        While it is used, nothing else may be attached to the binding.
-        """
-        reader = self._reader
-        found = zip(vertices(len(states)), map(self._find, states), strict=True)
-        known = {vertex: each.costs for vertex, each in found if each is not None and each.costs is not None}
-        if reader is None or not known or not reader.falls_with_costs:
+    def race(self, blend: Blender) -> ExampleRace | None:
+        """Return the race between combinations of branches that have been scored; None if scores do not add up."""
+        entries = zip(vertices(len(blend.states)), map(self._entry, blend.states), strict=True)
+        costs = {vertex: entry.costs for vertex, entry in entries if entry is not None and entry.costs is not None}
+        if self._reader is None or not self._can_race or not costs:
             return None
-        if self._turn is None:
-            parameters = sum(row.numel() for row in states[0].rows.values())
-            self._turn = turn_length(self.binding.model, reader, parameters)
-        finite: dict[Coefficients, bool] = {}
-        placed: Coefficients = ()
-
-        def place(coefficients: Coefficients) -> nn.Module | None:
-            nonlocal placed
-            if coefficients != placed:
-                state = blend(coefficients)
-                if coefficients not in finite:
-                    finite[coefficients] = state.is_finite()
-                self.binding.attach_weights(state)
-                placed = coefficients
-            return self.binding.model if finite[coefficients] else None
-
+        self.prepare_race()
         indices = self._indices if self.search_examples is not None else None
-        return ExampleRace(reader, self.criterion, place, known=known, indices=indices, turn=self._turn)
+        return ExampleRace(
+            self._reader, self.criterion, blend.model_of, branch_costs=costs, indices=indices, turn=self._turn or 1
+        )
 
-    def _find(self, state: State) -> _Measured | None:
-        for known in (self._known, self._lasting):
-            found = known.get(id(state))
-            if found is not None and found.state() is state:
-                return found
+    def _entry(self, state: State) -> _StateMetrics | None:
+        for entries in (self._measured, self._lasting):
+            entry = entries.get(id(state))
+            if entry is not None and entry.state() is state:
+                return entry
         return None

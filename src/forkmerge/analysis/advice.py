@@ -33,8 +33,9 @@ from forkmerge.engine.training.options import Mixture, Training
 from forkmerge.experiments.paired_statistics import CONFIDENCE, compare_paired
 from forkmerge.experiments.recipe import Recipe
 from forkmerge.problem.definition import Problem
+from forkmerge.problem.metrics import Criterion
 from forkmerge.problem.randomness import random_state_kept
-from forkmerge.problem.scoring import Criterion, measure
+from forkmerge.problem.scoring import measure
 
 SHARE = 0.1
 """The share of full training that a probe may cost."""

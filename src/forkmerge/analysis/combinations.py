@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from forkmerge.analysis.heldout import heldout_loss
 from forkmerge.analysis.merge_results import CombinationGains, LossLine, LossPlane
-from forkmerge.engine.merging.coefficients import check_coefficients
+from forkmerge.engine.merging.arithmetic import check_coefficients
 from forkmerge.engine.merging.state_dicts import merge_states
 from forkmerge.errors import ProblemError
 from forkmerge.problem.definition import Problem
-from forkmerge.problem.scoring import Criterion, measure
+from forkmerge.problem.metrics import Criterion
+from forkmerge.problem.scoring import measure
 
 States = Mapping[str, Mapping[str, Tensor]]
 """`{name: model.state_dict()}`."""

@@ -20,8 +20,9 @@ from forkmerge.engine.training.task_gradients import add_gradients, task_gradien
 from forkmerge.errors import ProblemError, unknown_name
 from forkmerge.problem.batches import batches
 from forkmerge.problem.definition import Context, Problem
+from forkmerge.problem.metrics import Criterion
 from forkmerge.problem.randomness import derive, random_state_kept, set_random_state
-from forkmerge.problem.scoring import Criterion, device_of, measure, modes_kept
+from forkmerge.problem.scoring import device_of, measure, modes_kept
 
 Gradient = list["Tensor | None"]
 

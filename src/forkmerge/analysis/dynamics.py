@@ -19,7 +19,7 @@ from forkmerge.analysis.merge_results import (
 from forkmerge.errors import ProblemError
 from forkmerge.experiments.paired_statistics import spread
 from forkmerge.experiments.summary import Summary
-from forkmerge.problem.scoring import Criterion
+from forkmerge.problem.metrics import Criterion
 
 T = TypeVar("T", str, tuple[int, ...])
 

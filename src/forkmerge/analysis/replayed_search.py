@@ -21,11 +21,12 @@ from forkmerge.algorithms.run_record import Round, Run
 from forkmerge.analysis.combinations import copy_state
 from forkmerge.analysis.merge_results import Counterfactual, Replay, Survival
 from forkmerge.engine.executors.devices import check_devices, place_model
+from forkmerge.engine.merging.arithmetic import Coefficients, vertices
 from forkmerge.engine.merging.batchnorm_policy import recompute_statistics
 from forkmerge.engine.merging.blend import Blender
-from forkmerge.engine.merging.coefficients import Coefficients, vertices
-from forkmerge.engine.merging.find_merge import Merge, find_merge
-from forkmerge.engine.merging.measure_candidate import read_metrics
+from forkmerge.engine.merging.candidates import Score
+from forkmerge.engine.merging.find_merge import Merge, MergeProblem, find_merge
+from forkmerge.engine.merging.race import Entrant, Known
 from forkmerge.engine.merging.searches import Search, search_from
 from forkmerge.engine.storage.run_folder import RunFolder
 from forkmerge.engine.training.options import Mixture, Training
@@ -34,8 +35,9 @@ from forkmerge.errors import ProblemError, StoreError, unknown_name
 from forkmerge.experiments.recipe import Recipe
 from forkmerge.problem.definition import Evaluation, Problem
 from forkmerge.problem.example_order import sample_indices
+from forkmerge.problem.metrics import Criterion, ExampleCosts
 from forkmerge.problem.randomness import derive
-from forkmerge.problem.scoring import CostReader, Criterion, ExampleCosts, measure
+from forkmerge.problem.scoring import CostReader, measure, read_metrics
 
 MERGE = "merge"
 """Stands for the round's merge where branches are named."""
@@ -189,20 +191,14 @@ class SavedRound:
         """Search as the run did; branches that were faulty, or are left out, get coefficient 0."""
         self._recorded()  # refuses a round without a merge
         faults = {name: branch.fault for name, branch in self.record.branches.items() if branch.fault}
-        sampled = None
+        if without is not None:
+            faults[without] = "it was left out"
+        on_sample = None
         if indices is None and self.search_examples is not None:
             size = len(data.dataset)  # type: ignore[arg-type]  # checked by Problem
             sample = sample_indices(size, self.search_examples, self.seed, "validation", self.record.index)
-            sampled = self._scorer(data, sample)
-        return find_merge(
-            self.names,
-            vertices(len(self.names)),
-            search=search,
-            score=self._scorer(data, indices),
-            blend=lambda coefficients: coefficients,
-            search_score=sampled,
-            faults=faults if without is None else {**faults, without: "it was left out"},
-        )
+            on_sample = self._scorer(data, sample)
+        return find_merge(_ReplayedMerge(self.names, faults, self._scorer(data, indices), on_sample), search)
 
     def _unknown(self, branch: str) -> ProblemError:
         return ProblemError(f"round {self.record.index}: " + unknown_name("branch", branch, self.names))
@@ -245,6 +241,30 @@ class SavedRound:
             return CostReader(data, self.seed).values(part)
         binding.attach_weights(self.blend(coefficients))
         return measure(binding.model, data, indices=indices, seed=self.seed)
+
+
+class _ReplayedMerge(MergeProblem):
+    """A round's merge again, scored from what is known of its combinations."""
+
+    def __init__(self, names: Sequence[str], faults: Mapping[str, str], score: Score, on_sample: Score | None) -> None:
+        super().__init__(names, faults, on_sample=on_sample is not None)
+        self._score, self._sample_score = score, on_sample or score
+
+    def score_branch(self, index: int) -> float:
+        """Return the score of a branch."""
+        return self._score(vertices(len(self.names))[index])
+
+    def sample_score_of_branch(self, index: int) -> float:
+        """Return the score of a branch on the round's sub-sample."""
+        return self._sample_score(vertices(len(self.names))[index])
+
+    def score(self, coefficients: Coefficients) -> float:
+        """Return the score of a combination."""
+        return self._score(coefficients)
+
+    def enter(self, candidates: Sequence[Coefficients], guides: Sequence[Coefficients]) -> list[Entrant]:
+        """Return candidates whose scores, on the sub-sample where there is one, are known."""
+        return [Known(self._sample_score(coefficients)) for coefficients in candidates]
 
 
 def _measured_by(data: Evaluation, metrics: Any, higher_is_better: Mapping[str, bool]) -> Evaluation:

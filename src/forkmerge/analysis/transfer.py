@@ -9,7 +9,7 @@ from statistics import fmean
 from forkmerge.analysis.results import Gain, TransferCurve, TransferMatrix, Verdict
 from forkmerge.errors import ProblemError
 from forkmerge.experiments.paired_statistics import CONFIDENCE, compare_paired
-from forkmerge.problem.scoring import Criterion
+from forkmerge.problem.metrics import Criterion
 
 WEIGHTS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
 """The λ > 0 of the paper's analysis."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 
 def add_exactly(parts: Iterable[float], values: Iterable[float]) -> list[float]:
@@ -35,3 +35,13 @@ def rounded(parts: Iterable[float]) -> float:
         return math.fsum(held) if all(map(math.isfinite, held)) else sum(held)
     except OverflowError:
         return sum(held)
+
+
+def sum_of_parts(values: Iterable[float]) -> Callable[[Iterable[float]], float]:
+    """Return what sums any part of some non-negative numbers like `rounded`, without its care where that is not needed.
+
+    Example:
+        >>> sum_of_parts([0.1, 0.2, math.inf]) is rounded
+        True
+    """
+    return math.fsum if math.isfinite(rounded(values)) else rounded

@@ -1,17 +1,17 @@
-"""Metrics that are means of non-negative costs, one per example: the scores a search can race on."""
+"""Metrics that are means of costs, one per example, which a search can race on; and the one score made of metrics."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from forkmerge.errors import ProblemError
+from forkmerge.errors import ProblemError, unknown_name
 from forkmerge.problem.exact_sum import rounded
 
 Cost = Callable[[Any, Any], Tensor]
@@ -87,6 +87,39 @@ class MeanCost:
         return costs.nan_to_num(nan=math.inf, posinf=math.inf)
 
 
+class NotPerExample(Exception):
+    """The predictions do not belong to single examples, so neither do their costs."""
+
+
+class ExampleCosts(NamedTuple):
+    """What predictions cost by example and metric, each [n, metrics], in float64 on the CPU; `rank` orders examples."""
+
+    costs: Tensor
+    counts: Tensor
+    rank: Tensor
+
+
+def cost_rows(metrics: Mapping[str, MeanCost], predictions: Any, targets: Any, size: int) -> Tensor:
+    """Return cost, count and rank of `size` examples by metric, as [size, 3, metrics]: unchecked, on their device."""
+    parts = [metric.rows(predictions, targets) for metric in metrics.values()]
+    if any(len(part) != size for part in parts):
+        raise NotPerExample
+    return torch.stack(parts, 2)
+
+
+def checked_costs(metrics: Mapping[str, MeanCost], rows: Tensor) -> ExampleCosts:
+    """Return the costs that rows hold, on the CPU; negative ones are refused, and NaN becomes infinite."""
+    costs, counts, rank = rows.cpu().unbind(1)  # one transfer
+    checked = [m.check(column) for m, column in zip(metrics.values(), costs.unbind(1), strict=True)]
+    return ExampleCosts(torch.stack(checked, 1), counts, rank.nan_to_num(nan=math.inf, posinf=math.inf))
+
+
+def values_of_sums(metrics: Mapping[str, MeanCost], sums: Sequence[float], totals: Sequence[float]) -> dict[str, float]:
+    """Return the value of every metric from the sums of its costs and of its counts."""
+    columns = zip(metrics.items(), sums, totals, strict=True)
+    return {name: metric.value(cost, count) for (name, metric), cost, count in columns}
+
+
 def _errors(predictions: Tensor, targets: Tensor) -> Tensor:
     guesses = predictions.argmax(dim=-1)
     _check_shapes("accuracy", guesses, targets, "predictions without their last dimension")
@@ -142,3 +175,55 @@ nll = MeanCost(_surprise, _labelled, name="nll")
 
 absolute_error = MeanCost(_distance, _known, name="absolute_error")
 """Mean absolute difference between predictions and targets; targets of NaN do not count."""
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """P̂: one score from the target's metrics.
+
+    One metric is its own score, with its sign turned where lower is better. Several are the mean of their signed
+    relative changes against `reference`, which stays the same for a whole run so that rounds compare.
+
+    Args:
+        directions: +1 or −1 per metric.
+        reference: The metrics' reference values; needed only for several metrics.
+    """
+
+    directions: Mapping[str, int]
+    reference: Mapping[str, float] | None = None
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether a reference must still be set before anything can be scored."""
+        return len(self.directions) > 1 and self.reference is None
+
+    def with_reference(self, reference: Mapping[str, float]) -> Criterion:
+        """Return the criterion with its reference values fixed."""
+        for name in self.directions:
+            if name not in reference:
+                raise ProblemError(f"the reference lacks a value: {unknown_name('metric', name, reference)}")
+            if reference[name] == 0 or not math.isfinite(reference[name]):
+                raise ProblemError(
+                    f"the reference value of metric {name!r} is {reference[name]}: relative changes need a finite, "
+                    f"non-zero one. Pass reference={{{name!r}: …}} or drop the metric."
+                )
+        return Criterion(self.directions, dict(reference))
+
+    def score(self, values: Mapping[str, float]) -> float:
+        """Return the score of metric values; anything that is not a number scores −∞ and can never win."""
+        if len(self.directions) == 1:
+            ((name, sign),) = self.directions.items()
+            result = sign * values[name]
+        else:
+            if self.reference is None:
+                raise ProblemError("several metrics need reference values before they can be scored.")
+            changes = [
+                sign * (values[name] - self.reference[name]) / abs(self.reference[name])
+                for name, sign in self.directions.items()
+            ]
+            result = math.fsum(changes) / len(changes) if all(map(math.isfinite, changes)) else math.nan
+        return result if math.isfinite(result) else -math.inf
+
+    def score_of_sums(self, metrics: Mapping[str, MeanCost], sums: Sequence[float], totals: Sequence[float]) -> float:
+        """Return the score of metrics from the sums of their costs and counts."""
+        return self.score(values_of_sums(metrics, sums, totals))

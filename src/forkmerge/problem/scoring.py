@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import dataclass
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from forkmerge.errors import ProblemError, unknown_name
+from forkmerge.errors import ProblemError
+from forkmerge.problem.batch_reader import reader_of
 from forkmerge.problem.batches import evaluation_batches
 from forkmerge.problem.definition import Evaluation, Metric
 from forkmerge.problem.exact_sum import rounded
-from forkmerge.problem.metrics import MeanCost
+from forkmerge.problem.metrics import ExampleCosts, MeanCost, NotPerExample, checked_costs, cost_rows, values_of_sums
 from forkmerge.problem.randomness import derive, random_state_kept, set_random_state
 
 
@@ -79,21 +78,9 @@ def measure(
     return values
 
 
-class NotPerExample(Exception):
-    """The predictions do not belong to single examples, so neither do their costs."""
-
-
 def adds_up(evaluation: Evaluation) -> bool:
     """Whether every metric is a mean of costs of single examples."""
     return all(isinstance(metric, MeanCost) for metric in evaluation.metrics.values())
-
-
-class ExampleCosts(NamedTuple):
-    """What predictions cost by example and metric, each [n, metrics], in float64 on the CPU; `rank` orders examples."""
-
-    costs: Tensor
-    counts: Tensor
-    rank: Tensor
 
 
 class CostReader:
@@ -111,6 +98,7 @@ class CostReader:
         self.evaluation, self.seed = evaluation, seed
         self.metrics: dict[str, MeanCost] = dict(evaluation.metrics)
         self.chunk = min(evaluation.batch_size, len(evaluation.dataset))  # type: ignore[arg-type]
+        self._batch_reader = reader_of(evaluation)
 
     @property
     def falls_with_costs(self) -> bool:
@@ -125,33 +113,34 @@ class CostReader:
             model: The model; its modes, and the caller's random states, are left as they were.
             order: The examples.
             start: Their place in a longer order, a multiple of the chunk: a model that draws draws by place.
-            is_ready: Whether the caller is `evaluating` the model, which takes as long as a small chunk.
+            is_ready: Whether the caller holds the model `ready`.
         """
-        feed = evaluation_batches(self.evaluation, order, self.seed, device_of(model), chunk=self.chunk)
-        rows = []
-        with random_state_kept(), nullcontext() if is_ready else evaluating(model), closing(feed):
-            for at, batch in zip(range(start, start + len(order), self.chunk), feed, strict=True):
+        rows, chunks = [], self._chunks(order, device_of(model))
+        is_open = closing(chunks) if isinstance(chunks, Generator) else nullcontext()
+        with nullcontext() if is_ready else self.ready(model), is_open:
+            for at, batch in zip(range(start, start + len(order), self.chunk), chunks, strict=False):
                 set_random_state(derive(self.seed, "evaluation forward", at))
-                rows.append(self._rows(*self.evaluation.predict(model, batch)))
-        return self._checked(torch.cat(rows)[: len(order)])
+                rows.append(cost_rows(self.metrics, *self.evaluation.predict(model, batch), self.chunk))
+        return checked_costs(self.metrics, torch.cat(rows)[: len(order)])
 
-    def _rows(self, predictions: Any, targets: Any) -> Tensor:
-        """Return [chunk, 3, metrics] on the model's device."""
-        parts = [metric.rows(predictions, targets) for metric in self.metrics.values()]
-        if any(len(part) != self.chunk for part in parts):
-            raise NotPerExample
-        return torch.stack(parts, 2)
+    @contextmanager
+    def ready(self, model: nn.Module) -> Iterator[None]:
+        """Evaluate the model inside, and give the caller its modes and random states back: as long as a small chunk."""
+        with random_state_kept(), evaluating(model):
+            yield
 
-    def _checked(self, rows: Tensor) -> ExampleCosts:
-        costs, counts, rank = rows.cpu().unbind(1)  # one transfer
-        checked = [m.check(column) for m, column in zip(self.metrics.values(), costs.unbind(1), strict=True)]
-        return ExampleCosts(torch.stack(checked, 1), counts, rank.nan_to_num(nan=math.inf, posinf=math.inf))
+    def _chunks(self, order: Sequence[int], device: torch.device) -> Iterator[Any]:
+        reader = self._batch_reader
+        if reader is None or reader.is_worth_a_thread(device):
+            return evaluation_batches(self.evaluation, order, self.seed, device, chunk=self.chunk)
+        # The tensors are where the model is: a chunk is one indexed read.
+        whole = torch.as_tensor([*order, *[order[-1]] * (-len(order) % self.chunk)])
+        return map(reader.read, whole.split(self.chunk))
 
     def values(self, costs: ExampleCosts) -> dict[str, float]:
         """Return the value of every metric."""
-        columns = zip(costs.costs.unbind(1), costs.counts.unbind(1), strict=True)
-        sums = [(rounded(column.tolist()), rounded(counts.tolist())) for column, counts in columns]
-        return {name: m.value(*pair) for (name, m), pair in zip(self.metrics.items(), sums, strict=True)}
+        sums = [[rounded(column.tolist()) for column in part.unbind(1)] for part in (costs.costs, costs.counts)]
+        return values_of_sums(self.metrics, *sums)
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -159,54 +148,6 @@ def device_of(model: nn.Module) -> torch.device:
     for tensor in chain(model.parameters(), model.buffers()):
         return tensor.device
     return torch.device("cpu")
-
-
-@dataclass(frozen=True)
-class Criterion:
-    """P̂: one score from the target's metrics.
-
-    One metric is its own score, with its sign turned where lower is better. Several are the mean of their signed
-    relative changes against `reference`, which stays the same for a whole run so that rounds compare.
-
-    Args:
-        directions: +1 or −1 per metric.
-        reference: The metrics' reference values; needed only for several metrics.
-    """
-
-    directions: Mapping[str, int]
-    reference: Mapping[str, float] | None = None
-
-    @property
-    def needs_reference(self) -> bool:
-        """Whether a reference must still be set before anything can be scored."""
-        return len(self.directions) > 1 and self.reference is None
-
-    def with_reference(self, reference: Mapping[str, float]) -> Criterion:
-        """Return the criterion with its reference values fixed."""
-        for name in self.directions:
-            if name not in reference:
-                raise ProblemError(f"the reference lacks a value: {unknown_name('metric', name, reference)}")
-            if reference[name] == 0 or not math.isfinite(reference[name]):
-                raise ProblemError(
-                    f"the reference value of metric {name!r} is {reference[name]}: relative changes need a finite, "
-                    f"non-zero one. Pass reference={{{name!r}: …}} or drop the metric."
-                )
-        return Criterion(self.directions, dict(reference))
-
-    def score(self, values: Mapping[str, float]) -> float:
-        """Return the score of metric values; anything that is not a number scores −∞ and can never win."""
-        if len(self.directions) == 1:
-            ((name, sign),) = self.directions.items()
-            result = sign * values[name]
-        else:
-            if self.reference is None:
-                raise ProblemError("several metrics need reference values before they can be scored.")
-            changes = [
-                sign * (values[name] - self.reference[name]) / abs(self.reference[name])
-                for name, sign in self.directions.items()
-            ]
-            result = math.fsum(changes) / len(changes) if all(map(math.isfinite, changes)) else math.nan
-        return result if math.isfinite(result) else -math.inf
 
 
 def _number(name: str, value: Any) -> float:
@@ -229,3 +170,21 @@ def _concatenate(parts: list[Any]) -> Any:
     if isinstance(first, tuple):
         return tuple(_concatenate(list(group)) for group in zip(*parts, strict=True))
     return [item for part in parts for item in (part if isinstance(part, list) else [part])]
+
+
+def read_metrics(
+    model: nn.Module,
+    evaluation: Evaluation,
+    indices: Sequence[int] | None,
+    seed: int,
+    reader: CostReader | None = None,
+) -> tuple[dict[str, float], ExampleCosts | None]:
+    """Return the metrics of a model and, on all examples, their costs where the score adds up."""
+    if indices is None and (reader is not None or adds_up(evaluation)):
+        reader = reader or CostReader(evaluation, seed)
+        try:
+            costs = reader.read(model, range(len(evaluation.dataset)))  # type: ignore[arg-type]
+            return reader.values(costs), costs
+        except NotPerExample:
+            pass
+    return measure(model, evaluation, indices=indices, seed=seed), None

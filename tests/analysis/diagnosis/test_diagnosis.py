@@ -19,7 +19,7 @@ from forkmerge.analysis.transfer import transfer_curve
 from forkmerge.analysis.transfer_runs import SeededSource, TransferRun, take
 from forkmerge.cli.run import app
 from forkmerge.errors import ConfigError, ProblemError, StoreError
-from forkmerge.problem.scoring import Criterion
+from forkmerge.problem.metrics import Criterion
 from forkmerge.report.table import to_markdown
 from forkmerge.report.verdict_table import verdict_table
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from forkmerge.engine.executors.devices import place_model
 from forkmerge.engine.executors.worker_team import Team, Worker
-from forkmerge.engine.merging.measure_candidate import Measurement, MeasureRequest, answer
+from forkmerge.engine.merging.measure_candidate import Measurement, MeasureRequest, measure_candidate
 from forkmerge.engine.training.branch import BranchResult, train_branch
 from forkmerge.engine.training.model_binding import ModelBinding
 from forkmerge.engine.training.options import Mixture, Training
@@ -89,7 +89,7 @@ class SerialExecutor:
     def measure_here(self, states: Sequence[State], question: MeasureRequest, out: State) -> Measurement:
         """Answer one question in this process; the combination is built in `out`."""
         problem, job = self.problem(question.phase), self.job
-        return answer(self.binding, problem, states, question, out, training=job.training, seed=job.seed)
+        return measure_candidate(self.binding, problem, states, question, out, training=job.training, seed=job.seed)
 
     def train_here(self, segment: Segment, state: State) -> BranchResult:
         """Train one branch in this process."""

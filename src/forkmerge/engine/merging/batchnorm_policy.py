@@ -1,11 +1,13 @@
-"""BatchNorm statistics of a merge: recomputed on the target's training data instead of averaged."""
+"""BatchNorm statistics of a merge: averaged like parameters, or recomputed on the target's training data."""
 
 from __future__ import annotations
 
 from contextlib import closing
+from functools import partial
 
 from torch import Tensor
 
+from forkmerge.engine.merging.blend import Refresh
 from forkmerge.engine.training.batchnorm import tracking_norms
 from forkmerge.engine.training.model_binding import ModelBinding
 from forkmerge.engine.training.options import Training
@@ -14,6 +16,11 @@ from forkmerge.problem.batches import batches
 from forkmerge.problem.definition import Context, Problem
 from forkmerge.problem.randomness import derive, random_state_kept, set_random_state
 from forkmerge.problem.scoring import device_of, evaluating
+
+
+def refresh_with(binding: ModelBinding, problem: Problem, *, training: Training, seed: int, count: int) -> Refresh:
+    """Return what recomputes the statistics of a new combination; see `recompute_statistics`."""
+    return partial(recompute_statistics, binding, problem=problem, training=training, seed=seed, count=count)
 
 
 def recompute_statistics(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from forkmerge.engine.merging.arithmetic import heaviest, merge_into, merge_tensors
-from forkmerge.engine.merging.coefficients import Coefficients
+from forkmerge.engine.merging.arithmetic import Coefficients, heaviest, merge_into, merge_tensors
 from forkmerge.engine.training.model_binding import ModelBinding
 from forkmerge.engine.training.state import State
+
+Refresh = Callable[[State], None]
+"""Brings a combination's BatchNorm statistics up to date, in place."""
 
 
 def blend_weights(binding: ModelBinding, states: Sequence[State], coefficients: Coefficients, out: State) -> State:
@@ -44,24 +46,27 @@ class Blender:
     computed twice; asked for the candidate that is there already, it does nothing.
 
     Args:
-        binding: Where the states' buffers are looked up.
+        binding: Where the states' buffers are looked up, and candidates are attached to.
         states: The branches; they must not change while candidates are built.
         out: Takes the candidates; nobody else may write to it.
-        refresh: Called on a new combination, e.g. to recompute BatchNorm statistics.
+        refresh: Called on a new combination, e.g. to recompute BatchNorm statistics. A single branch is a trained
+            model, not a mixture, and keeps its own.
     """
 
     def __init__(
-        self, binding: ModelBinding, states: Sequence[State], out: State, refresh: Callable[[State], None] | None = None
+        self, binding: ModelBinding, states: Sequence[State], out: State, refresh: Refresh | None = None
     ) -> None:
         self.binding, self.states, self.out, self.refresh = binding, states, out, refresh
         self._buffers: dict[Coefficients, dict[str, Tensor]] = {}
-        self._current: Coefficients | None = None
+        self._is_finite: dict[Coefficients, bool] = {}
+        self._built: Coefficients | None = None
+        self._attached: Coefficients | None = None
 
     def __call__(self, coefficients: Coefficients) -> State:
         """Return the state of a candidate; a single branch is itself."""
-        if 1.0 in coefficients or coefficients == self._current:
+        if 1.0 in coefficients or coefficients == self._built:
             return self.states[coefficients.index(1.0)] if 1.0 in coefficients else self.out
-        self._current = None  # until it is whole
+        self._built = self._attached = None  # until it is whole
         if coefficients in self._buffers:
             blend_rows(self.states, coefficients, self.out)
             self.out.buffers = dict(self._buffers[coefficients])
@@ -70,5 +75,18 @@ class Blender:
             if self.refresh is not None:
                 self.refresh(self.out)
             self._buffers[coefficients] = dict(self.out.buffers)
-        self._current = coefficients
+        self._built = coefficients
         return self.out
+
+    def model_of(self, coefficients: Coefficients) -> nn.Module | None:
+        """Return the module with a candidate's weights; None if they are not finite.
+
+        A candidate is attached once and trusted to stay so: while candidates are raced, nobody else may attach.
+        """
+        if coefficients != self._attached:
+            state = self(coefficients)
+            self.binding.attach_weights(state)
+            self._attached = coefficients
+            if coefficients not in self._is_finite:
+                self._is_finite[coefficients] = state.is_finite()
+        return self.binding.model if self._is_finite[coefficients] else None

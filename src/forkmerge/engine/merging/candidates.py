@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
-from forkmerge.engine.merging.coefficients import Coefficients, vertices
+from forkmerge.engine.merging.arithmetic import Coefficients, vertices
 from forkmerge.engine.merging.race import Entrant, Known, race
 from forkmerge.errors import ProblemError
 
 Score = Callable[[Coefficients], float]
 """P̂ of the model merged with the given coefficients; higher is better."""
 
-ScoreMany = Callable[[Sequence[Coefficients]], Sequence[float]]
-"""The scores of several candidates that do not depend on one another, so that they may be found side by side."""
-
-Enter = Callable[[Coefficients, Sequence[Coefficients]], Entrant]
-"""Makes the entrant of a race from a candidate and the candidates whose costs are known and tell where it may err."""
+Enter = Callable[[Sequence[Coefficients], Sequence[Coefficients]], Sequence[Entrant]]
+"""Makes the entrants of a race from candidates that do not depend on one another, and from those whose costs are known
+and tell where these may err."""
 
 _KEY_DECIMALS = 12  # far finer than any step a search takes, far coarser than the rounding of a division
 
@@ -28,10 +27,9 @@ class Candidates:
     as minus infinity, so it never wins.
 
     Args:
-        evaluate: Merges with the given coefficients and returns the score.
+        evaluate: Merges with the given coefficients and returns the score; None where `enter` does it.
         known: Scores that need no evaluation, such as those of the branches; first in `tried`.
-        evaluate_many: Returns the scores of several candidates at once; `evaluate` in turn where None.
-        enter: Makes entrants of a race, used instead of the two above where it is given.
+        enter: Makes the entrants of a race, all that do not depend on one another at once.
 
     Example:
         >>> from forkmerge.engine.merging.searches import Grid
@@ -42,13 +40,15 @@ class Candidates:
 
     def __init__(
         self,
-        evaluate: Score,
+        evaluate: Score | None = None,
         *,
         known: Mapping[Coefficients, float] | None = None,
-        evaluate_many: ScoreMany | None = None,
         enter: Enter | None = None,
     ) -> None:
-        self._evaluate_many = evaluate_many or (lambda candidates: [evaluate(c) for c in candidates])
+        if enter is None:
+            if evaluate is None:
+                raise ProblemError("candidates need a score function, or entrants of a race.")
+            enter = partial(_evaluated, evaluate)
         self._enter = enter
         self._entrants: dict[Coefficients, tuple[Coefficients, Entrant]] = {}
         # Complete however the others are evaluated, so that the order of examples may depend on them.
@@ -74,8 +74,8 @@ class Candidates:
             guides: Single branches, or answers of earlier calls, that err where these candidates are likely to; the
                 single branches they are made of where empty.
         """
-        given = [tuple(candidate) for candidate in candidates]
-        winner = given[race(self._entrants_of(given, guides))]
+        points = [tuple(candidate) for candidate in candidates]
+        winner = points[race(self._entrants_of(points, guides))]
         self._settled.add(self._key(winner))
         return winner
 
@@ -89,26 +89,15 @@ class Candidates:
         """Positions in `tried` of the candidates that lost before their score was known."""
         return [i for i, (_, entrant) in enumerate(self._entrants.values()) if not entrant.is_complete]
 
-    def best(self) -> Coefficients:
-        """Return the candidate with the highest score; of equals the one tried first."""
-        complete = [(c, entrant.bound) for c, entrant in self._entrants.values() if entrant.is_complete]
-        if not complete:
-            raise ProblemError("no candidate has been scored yet: run a search with these candidates first.")
-        return max(complete, key=lambda entry: entry[1])[0]
-
     def _entrants_of(self, candidates: Sequence[Coefficients], guides: Sequence[Coefficients]) -> list[Entrant]:
         new: dict[Coefficients, Coefficients] = {}
         for candidate in candidates:
             if self._key(candidate) not in self._entrants:
                 new.setdefault(self._key(candidate), candidate)
-        missing = list(new.values())
-        if missing and self._enter is None:
-            for candidate, score in zip(missing, self._evaluate_many(missing), strict=True):
-                self._add(candidate, Known(score))
-        elif missing and self._enter is not None:
-            known = self._guides(missing, guides)
-            for candidate in missing:
-                self._add(candidate, self._enter(candidate, known))
+        if new:
+            missing = list(new.values())
+            for candidate, entrant in zip(missing, self._enter(missing, self._guides(missing, guides)), strict=True):
+                self._add(candidate, entrant)
         return [self._entrants[self._key(candidate)][1] for candidate in candidates]
 
     def _guides(self, candidates: Sequence[Coefficients], guides: Sequence[Coefficients]) -> list[Coefficients]:
@@ -122,3 +111,8 @@ class Candidates:
     @staticmethod
     def _key(coefficients: Coefficients) -> Coefficients:
         return tuple(round(value, _KEY_DECIMALS) for value in coefficients)
+
+
+def _evaluated(evaluate: Score, candidates: Sequence[Coefficients], guides: Sequence[Coefficients]) -> list[Entrant]:
+    del guides
+    return [Known(evaluate(candidate)) for candidate in candidates]

@@ -1,23 +1,58 @@
-"""The merge of one round: which coefficients, and the state they give."""
+"""The search of one merge: which coefficients its branches get."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
 
-from forkmerge.engine.merging.candidates import Candidates, ScoreMany
-from forkmerge.engine.merging.coefficients import Coefficients, vertices
-from forkmerge.engine.merging.race_over_examples import ExampleRace
+from forkmerge.engine.merging.arithmetic import Coefficients, vertices
+from forkmerge.engine.merging.candidates import Candidates
+from forkmerge.engine.merging.race import Entrant, Known
 from forkmerge.engine.merging.searches import Search, best_of
 
-S = TypeVar("S")
+
+class MergeProblem(ABC):
+    """The branches of one merge, and how combinations of them are scored.
+
+    A combination has one coefficient per branch, faulty ones included, and is scored exactly as it would be installed.
+
+    Args:
+        names: Branch names.
+        faults: Why a branch is known to be unusable, by name.
+        on_sample: Whether the search sees a sub-sample of the validation data; its winner is then confirmed on all.
+    """
+
+    def __init__(
+        self, names: Sequence[str], faults: Mapping[str, str] | None = None, *, on_sample: bool = False
+    ) -> None:
+        self.names, self.faults, self.on_sample = tuple(names), dict(faults or {}), on_sample
+
+    @abstractmethod
+    def score_branch(self, index: int) -> float:
+        """Return the score of a single branch on all validation data."""
+
+    @abstractmethod
+    def score(self, coefficients: Coefficients) -> float:
+        """Return the score of a combination on all validation data."""
+
+    def sample_score_of_branch(self, index: int) -> float:
+        """Return the score of a single branch as the search sees it; asked only where `on_sample`."""
+        return self.score_branch(index)
+
+    def enter(self, candidates: Sequence[Coefficients], guides: Sequence[Coefficients]) -> Sequence[Entrant]:
+        """Return the entrants of a race between combinations, as the search sees them.
+
+        Called once all branches are scored, with all combinations that do not depend on one another, so this is where
+        they may be spread over workers. `guides` are combinations whose scores are known and tell where these may err.
+        """
+        return [Known(self.score(coefficients)) for coefficients in candidates]
 
 
 @dataclass
 class Merge:
-    """What a search found.
+    """What a search chose.
 
     Args:
         coefficients: Λ by branch name; empty when no branch could be used.
@@ -26,7 +61,6 @@ class Merge:
         candidates: Every combination tried, with its score, in order; on the sub-sample where one is used.
         unfinished: Positions in `candidates` of those that lost a race, whose scores are upper bounds.
         faults: Why a branch was given coefficient 0 without a trial, by branch name.
-        certainty: How often the winner of the search beats the target-only branch on examples drawn anew, if asked.
     """
 
     coefficients: dict[str, float]
@@ -35,87 +69,70 @@ class Merge:
     candidates: list[tuple[dict[str, float], float]] = field(default_factory=list)
     unfinished: list[int] = field(default_factory=list)
     faults: dict[str, str] = field(default_factory=dict)
-    certainty: float | None = None
+
+    @property
+    def vector(self) -> Coefficients:
+        """The coefficients in the order of the branches; empty when no branch could be used."""
+        return tuple(self.coefficients.values())
 
 
-def find_merge(
-    names: Sequence[str],
-    states: Sequence[S],
-    *,
-    search: Search,
-    score: Callable[[S], float],
-    blend: Callable[[Coefficients], S],
-    search_score: Callable[[S], float] | None = None,
-    evaluate_many: ScoreMany | None = None,
-    course: Callable[[], ExampleRace | None] | None = None,
-    faults: Mapping[str, str] | None = None,
-) -> Merge:
+def find_merge(problem: MergeProblem, search: Search) -> Merge:
     """Search the coefficients of a merge.
 
-    Branches with a fault (a loss, parameter or score that is not finite) get coefficient 0. With `search_score`
-    the search runs on a sub-sample and its winner is confirmed by `score`: the best single branch is taken
-    instead if it is better there, so the merge is never worse on validation than any branch.
-
-    Args:
-        names: Branch names.
-        states: Their states, in whatever form `score` takes them.
-        search: How to look for coefficients.
-        score: Scores a state on all validation data.
-        blend: Builds the state of given coefficients, exactly as it would be installed.
-        search_score: Scores a state on the sub-sample; `score` where None.
-        evaluate_many: Returns the scores of several candidates at once, on the sub-sample where there is one. Each
-            candidate has one coefficient per branch, faulty ones included. One blend and score after the other
-            where None. The searches pass whole lists, so this is where candidates can be spread over workers.
-        course: Called once all branches are scored; gives the course that candidates are raced on, or None where
-            scores do not add up over examples.
-        faults: Branches already known to be unusable, and why.
+    Branches with a fault (a loss, parameter or score that is not finite) get coefficient 0. A search on a sub-sample
+    has its winner confirmed on all validation data: the best single branch is taken instead if it is better there, so
+    the merge is never worse on validation than any branch.
     """
-    found = dict(faults or {})
-    branch_scores = {
-        name: -math.inf if name in found else score(state) for name, state in zip(names, states, strict=True)
-    }
-    for name, value in branch_scores.items():
-        if not math.isfinite(value):
-            found.setdefault(name, "its validation score is not finite")
-    good = [i for i, name in enumerate(names) if name not in found]
-    result = Merge({}, -math.inf, branch_scores, faults=found)
-    if not good:
-        return result
+    names, faults = problem.names, dict(problem.faults)
+    scores = [-math.inf if name in faults else problem.score_branch(i) for i, name in enumerate(names)]
+    for name, score in zip(names, scores, strict=True):
+        if not math.isfinite(score):
+            faults.setdefault(name, "its validation score is not finite")
+    usable = [i for i, name in enumerate(names) if name not in faults]
+    merge = Merge({}, -math.inf, dict(zip(names, scores, strict=True)), faults=faults)
+    if usable:
+        _choose(problem, search, merge, usable, [scores[i] for i in usable])
+    return merge
 
-    def expand(coefficients: Coefficients) -> Coefficients:
-        full = dict(zip(good, coefficients, strict=True))
-        return tuple(full.get(i, 0.0) for i in range(len(names)))
 
-    rank = search_score or score
-    singles, scores = vertices(len(good)), [branch_scores[names[i]] for i in good]
-    ranked = scores if search_score is None else [search_score(states[i]) for i in good]
-    many = evaluate_many or (lambda candidates: [rank(blend(c)) for c in candidates])
-    track = course() if course is not None else None
-    tried = Candidates(
-        lambda c: many([expand(c)])[0],
-        known=dict(zip(singles, ranked, strict=True)),
-        evaluate_many=lambda candidates: many([expand(c) for c in candidates]),
-        enter=None if track is None else lambda c, guides: track.enter(expand(c), [expand(g) for g in guides]),
+def _choose(problem: MergeProblem, search: Search, merge: Merge, usable: list[int], scores: list[float]) -> None:
+    """Search among combinations of the usable branches, and write the winner into the merge."""
+    names, singles = problem.names, vertices(len(usable))
+    sample_scores = [problem.sample_score_of_branch(i) for i in usable] if problem.on_sample else scores
+
+    def widen(points: Sequence[Coefficients]) -> list[Coefficients]:
+        if len(usable) == len(names):
+            return list(points)
+        entries = (dict(zip(usable, point, strict=True)) for point in points)
+        return [tuple(entry.get(i, 0.0) for i in range(len(names))) for entry in entries]
+
+    candidates = Candidates(
+        known=dict(zip(singles, sample_scores, strict=True)),
+        enter=lambda points, guides: problem.enter(widen(points), widen(guides)),
     )
-    chosen = _search(search, tried, good, len(names))
+    chosen = _search(search, candidates, usable, len(names))
     if chosen in singles:
-        result.score = scores[singles.index(chosen)]
+        merge.score = scores[singles.index(chosen)]
     else:
-        result.score = tried(chosen) if search_score is None else score(blend(expand(chosen)))
-    best = max(range(len(good)), key=scores.__getitem__)
-    if search.guarded and not result.score >= scores[best]:
-        chosen, result.score = singles[best], scores[best]
-    result.coefficients = dict(zip(names, expand(chosen), strict=True))
-    result.candidates = [(dict(zip(names, expand(c), strict=True)), value) for c, value in tried.tried]
-    result.unfinished = tried.unfinished
-    return result
+        merge.score = problem.score(*widen([chosen])) if problem.on_sample else candidates(chosen)
+    best = max(range(len(usable)), key=scores.__getitem__)
+    if search.guarded and not merge.score >= scores[best]:
+        chosen, merge.score = singles[best], scores[best]
+    (vector,) = widen([chosen])
+    merge.coefficients = dict(zip(names, vector, strict=True))
+    tried = candidates.tried
+    points = widen([point for point, _ in tried])
+    merge.candidates = [
+        (dict(zip(names, point, strict=True)), score) for point, (_, score) in zip(points, tried, strict=True)
+    ]
+    merge.unfinished = candidates.unfinished
 
 
-def _search(search: Search, tried: Candidates, good: list[int], branches: int) -> Coefficients:
+def _search(search: Search, candidates: Candidates, usable: list[int], branches: int) -> Coefficients:
     if search.guarded:
-        return best_of(search, tried, len(good))
-    fixed = search.search(tried, branches)  # fixed coefficients name all branches; the rest share a bad one's part
-    total = math.fsum(fixed[i] for i in good)
+        return best_of(search, candidates, len(usable))
+    fixed = search.search(candidates, branches)  # fixed coefficients name all branches; the rest share a bad one's part
+    total = math.fsum(fixed[i] for i in usable)
     if total == 0:
-        return tuple(float(i == 0) for i in range(len(good)))
-    return tuple(fixed[i] if total == 1 else fixed[i] / total for i in good)
+        return tuple(float(i == 0) for i in range(len(usable)))
+    return tuple(fixed[i] if total == 1 else fixed[i] / total for i in usable)

@@ -1,4 +1,4 @@
-"""What is asked of a combination of states, and the answer, in any process."""
+"""A combination of branches measured on validation data, in any process, exactly as it would be installed."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import nn
-
+from forkmerge.engine.merging.arithmetic import Coefficients
 from forkmerge.engine.merging.batchnorm_policy import recompute_statistics
 from forkmerge.engine.merging.blend import blend_weights
-from forkmerge.engine.merging.coefficients import Coefficients
 from forkmerge.engine.training.model_binding import ModelBinding
 from forkmerge.engine.training.options import Training
 from forkmerge.engine.training.state import State
-from forkmerge.problem.definition import Evaluation, Problem
-from forkmerge.problem.scoring import CostReader, ExampleCosts, NotPerExample, adds_up, measure
+from forkmerge.problem.definition import Problem
+from forkmerge.problem.metrics import ExampleCosts
+from forkmerge.problem.scoring import read_metrics
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class MeasureRequest:
 
 @dataclass(frozen=True)
 class Measurement:
-    """The answer.
+    """What was measured of a combination.
 
     Args:
         metrics: The target's metrics; None if the weights are not finite.
@@ -50,11 +49,11 @@ class Measurement:
     seconds: float
 
 
-def answer(
+def measure_candidate(
     binding: ModelBinding,
     problem: Problem,
     states: Sequence[State],
-    question: MeasureRequest,
+    request: MeasureRequest,
     out: State,
     *,
     training: Training,
@@ -64,33 +63,19 @@ def answer(
 
     Args:
         binding: The module to measure with.
-        problem: The sealed problem, of the question's phase.
+        problem: The sealed problem, of the request's phase.
         states: The states.
-        question: What to measure.
+        request: What to measure.
         out: Takes the combination.
         training: Options common to all branches.
         seed: The run's seed.
     """
     started = time.perf_counter()
-    state = blend_weights(binding, states, question.coefficients, out)
-    if state is out and question.batches:
-        recompute_statistics(binding, state, problem, training=training, seed=seed, count=question.batches)
+    state = blend_weights(binding, states, request.coefficients, out)
+    if state is out and request.batches:
+        recompute_statistics(binding, state, problem, training=training, seed=seed, count=request.batches)
     metrics, costs = None, None
     if state.is_finite():
         binding.attach_weights(state)
-        metrics, costs = read_metrics(binding.model, problem.target_validation, question.indices, seed)
+        metrics, costs = read_metrics(binding.model, problem.target_validation, request.indices, seed)
     return Measurement(metrics, costs, time.perf_counter() - started)
-
-
-def read_metrics(
-    model: nn.Module, evaluation: Evaluation, indices: Sequence[int] | None, seed: int
-) -> tuple[dict[str, float], ExampleCosts | None]:
-    """Return the metrics of a model and, on all examples, their costs where the score adds up."""
-    if indices is None and adds_up(evaluation):
-        reader = CostReader(evaluation, seed)
-        try:
-            costs = reader.read(model, range(len(evaluation.dataset)))  # type: ignore[arg-type]
-            return reader.values(costs), costs
-        except NotPerExample:
-            pass
-    return measure(model, evaluation, indices=indices, seed=seed), None

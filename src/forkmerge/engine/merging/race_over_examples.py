@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from forkmerge.engine.merging.coefficients import Coefficients
+from forkmerge.engine.merging.arithmetic import Coefficients
 from forkmerge.engine.merging.race import Entrant
 from forkmerge.engine.training.torch_compile import uncompiled
 from forkmerge.errors import ProblemError
-from forkmerge.problem.exact_sum import add_exactly, rounded
-from forkmerge.problem.scoring import CostReader, Criterion, ExampleCosts
+from forkmerge.problem.exact_sum import add_exactly, rounded, sum_of_parts
+from forkmerge.problem.metrics import Criterion, ExampleCosts, values_of_sums
+from forkmerge.problem.scoring import CostReader
 
 # In multiply-adds: what a chunk costs besides its arithmetic, and what a turn should hold per number that is merged. A
 # merge is bound by memory: a number takes about as long as 15 multiply-adds, and all may take a quarter of a turn.
@@ -23,15 +25,15 @@ _MATRICES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.
 
 
 class ExampleRace:
-    """The examples that candidates of one merge are evaluated on, hardest first, and the candidates themselves.
+    """A race between candidates of one merge over validation examples, hardest first.
 
-    Used while the model is `evaluating`, which is done once for all of them.
+    Used while the reader is `ready`, which is done once for all candidates.
 
     Args:
         reader: Gives the costs of examples.
-        criterion: From metrics to a score that falls as costs grow.
-        place: Returns the model with a candidate's weights; None if they are not finite.
-        known: Costs of single branches on all examples, by their coefficients.
+        criterion: From sums of costs to a score that falls as they grow.
+        model_of: Returns the model with a candidate's weights; None if they are not finite.
+        branch_costs: Costs of single branches on all examples, by their coefficients.
         indices: The examples that count; all where None.
         turn: How many chunks a candidate is extended by at a time.
     """
@@ -40,36 +42,46 @@ class ExampleRace:
         self,
         reader: CostReader,
         criterion: Criterion,
-        place: Callable[[Coefficients], nn.Module | None],
+        model_of: Callable[[Coefficients], nn.Module | None],
         *,
-        known: Mapping[Coefficients, ExampleCosts],
+        branch_costs: Mapping[Coefficients, ExampleCosts],
         indices: Sequence[int] | None = None,
         turn: int = 1,
     ) -> None:
-        self.reader, self.criterion, self.place, self.turn = reader, criterion, place, turn
-        first = next(iter(known.values()))
+        self.reader, self.criterion, self.model_of, self.turn = reader, criterion, model_of, turn
+        first = next(iter(branch_costs.values()))
         self.indices = torch.arange(len(first.costs)) if indices is None else torch.tensor(list(indices))
         self.counts = first.counts
         self.totals = [rounded(column.tolist()) for column in self.counts[self.indices].unbind(1)]
-        self._known = dict(known)
-        self._entrants: dict[Coefficients, _Runner] = {}
+        # From sums of costs over all examples to the score; over some of them, to an upper bound of it.
+        self.score = partial(criterion.score_of_sums, reader.metrics, totals=self.totals)
+        self._branch_costs = dict(branch_costs)
+        self._entrants: dict[Coefficients, _ExampleEntrant] = {}
         self._orders: dict[tuple[Coefficients, ...], list[int]] = {}
 
-    def enter(self, coefficients: Coefficients, guides: Sequence[Coefficients]) -> Entrant:
-        """Return the entrant of a candidate, whose examples come in the order of their costs to the guides."""
+    def enter(self, candidates: Sequence[Coefficients], guides: Sequence[Coefficients]) -> list[_ExampleEntrant]:
+        """Return the entrants of candidates, whose examples come in the order of their costs to the guides."""
         key = tuple(guides)
         if key not in self._orders:
             self._orders[key] = self._order([self._costs(guide) for guide in guides])
-        self._entrants[coefficients] = runner = _Runner(self, coefficients, self._orders[key])
-        return runner
+        bound = self.score([0.0] * len(self.totals))  # before any example, the same for all
+        entrants = [_ExampleEntrant(self, candidate, self._orders[key], bound) for candidate in candidates]
+        self._entrants.update(zip(candidates, entrants, strict=True))
+        return entrants
 
     def metrics(self, coefficients: Coefficients) -> dict[str, float]:
         """Return the metrics of a candidate that was evaluated to the end; empty for any other."""
-        runner = self._entrants.get(coefficients)
-        return self.values(runner.sums) if runner is not None and runner.done == len(self.indices) else {}
+        entrant = self._entrants.get(coefficients)
+        is_whole = entrant is not None and entrant.done == len(self.indices)
+        return (
+            values_of_sums(self.reader.metrics, entrant.sums, self.totals) if entrant is not None and is_whole else {}
+        )
 
     def certainty(self, ours: Coefficients, theirs: Coefficients, seed: int, resamples: int = 1000) -> float:
         """Return how often one candidate beats another when the examples are drawn anew, with replacement.
+
+        A rule against chance on few examples; what branches do on other seeds it cannot know. No forward pass is
+        needed: both have costs for every example.
 
         Args:
             ours: A candidate or a single branch.
@@ -83,61 +95,55 @@ class ExampleRace:
         for _ in range(resamples):
             chosen = torch.randint(size, (size,), generator=draw)
             totals = counts[chosen].sum(0).tolist()
-            ahead, behind = (self.score(sums, totals) for sums in costs[:, chosen].sum(1).tolist())
+            ahead, behind = (self.score(sums, totals=totals) for sums in costs[:, chosen].sum(1).tolist())
             wins += ahead > behind
         return wins / resamples
 
     @property
     def examples(self) -> dict[str, int]:
         """Examples `evaluated`; the lower `bound`; and what one `full` pass per candidate takes."""
-        runners = list(self._entrants.values())
+        entrants = list(self._entrants.values())
         return {
-            "evaluated": sum(runner.done for runner in runners),
-            "bound": sum(runner.needed for runner in runners),
-            "full": len(runners) * len(self.indices),
+            "evaluated": sum(entrant.done for entrant in entrants),
+            "bound": sum(entrant.needed for entrant in entrants),
+            "full": len(entrants) * len(self.indices),
         }
-
-    def values(self, sums: Sequence[float], totals: Sequence[float] | None = None) -> dict[str, float]:
-        """Return the metrics from sums of costs over (some of) the examples; counts are those of all, or `totals`."""
-        columns = zip(self.reader.metrics.items(), sums, totals or self.totals, strict=True)
-        return {name: metric.value(cost, count) for (name, metric), cost, count in columns}
-
-    def score(self, sums: Sequence[float], totals: Sequence[float] | None = None) -> float:
-        """Return the score from sums of costs; over some of the examples, an upper bound of it."""
-        return self.criterion.score(self.values(sums, totals))
 
     def _all_costs(self, coefficients: Coefficients) -> Tensor:
         """Return the costs of a candidate, evaluating what no race has asked for."""
-        if coefficients not in self._known:
-            runner = self._entrants.get(coefficients) or self.enter(coefficients, ())
-            while not runner.is_complete:
-                runner.extend()
+        if coefficients not in self._branch_costs:
+            entrant = self._entrants.get(coefficients) or self.enter([coefficients], ())[0]
+            while not entrant.is_complete:
+                entrant.extend()
         return self._costs(coefficients).costs
 
     def _costs(self, coefficients: Coefficients) -> ExampleCosts:
-        return self._known[coefficients] if coefficients in self._known else self._entrants[coefficients].rows
+        single = self._branch_costs.get(coefficients)
+        return self._entrants[coefficients].rows if single is None else single
 
     def _order(self, guides: Sequence[ExampleCosts]) -> list[int]:
         """Return the examples, hardest first; of equals the first."""
         if not guides:
             return self.indices.tolist()
+        # With 0/1 errors most examples tie; the rank also holds the target's probability, which tells them apart and
+        # saves up to a quarter of the examples.
         rank = torch.stack([guide.rank[self.indices] for guide in guides]).sum(0)  # [n, metrics]
         if rank.shape[1] > 1:
             # Metrics differ in their units; a mean of 0 belongs to a metric that tells no examples apart.
             rank = (rank / rank.mean(0)).nan_to_num(nan=0.0, posinf=math.inf)
-        places = torch.sort(rank.sum(1), descending=True, stable=True).indices
-        return self.indices[places].tolist()
+        order = torch.sort(rank.sum(1), descending=True, stable=True).indices
+        return self.indices[order].tolist()
 
 
-class _Runner(Entrant):
-    """A candidate on a course."""
+class _ExampleEntrant(Entrant):
+    """A candidate in a race over examples."""
 
-    def __init__(self, course: ExampleRace, coefficients: Coefficients, order: list[int]) -> None:
-        self.course, self.coefficients, self.order = course, coefficients, order
-        self.rows = ExampleCosts(torch.zeros_like(course.counts), course.counts, torch.zeros_like(course.counts))
+    def __init__(self, race: ExampleRace, coefficients: Coefficients, order: list[int], bound: float) -> None:
+        self.race, self.coefficients, self.order = race, coefficients, order
+        self.rows = ExampleCosts(torch.zeros_like(race.counts), race.counts, torch.zeros_like(race.counts))
         self.done, self.needed = 0, 0
-        self._sums: list[list[float]] = [[] for _ in course.totals]
-        self.bound, self.is_complete = course.score(self.sums), False
+        self._sums: list[list[float]] = [[] for _ in race.totals]
+        self.bound, self.is_complete = bound, False
 
     @property
     def sums(self) -> list[float]:
@@ -146,14 +152,14 @@ class _Runner(Entrant):
 
     def extend(self) -> None:
         """Evaluate some chunks."""
-        course = self.course
-        model = course.place(self.coefficients)
+        race = self.race
+        model = race.model_of(self.coefficients)
         if model is None:
             self.bound, self.is_complete = -math.inf, True
             return
-        chosen = self.order[self.done : self.done + course.turn * course.reader.chunk]
-        self._take(chosen, course.reader.read(model, chosen, self.done, is_ready=True))
-        self.bound, self.is_complete = course.score(self.sums), self.done == len(self.order)
+        chunk = self.order[self.done : self.done + race.turn * race.reader.chunk]
+        self._add(chunk, race.reader.read(model, chunk, self.done, is_ready=True))
+        self.bound, self.is_complete = race.score(self.sums), self.done == len(self.order)
 
     def ask(self) -> None:
         """Note that every example was needed."""
@@ -161,28 +167,28 @@ class _Runner(Entrant):
 
     def lose(self, winner: float, *, is_preferred: bool) -> None:
         """Note how many examples prove that this candidate does not win."""
-        columns = self.rows.costs[self.order[: self.done]].unbind(1)
-        costs = [column.tolist() for column in columns]
+        costs = [column.tolist() for column in self.rows.costs[self.order[: self.done]].unbind(1)]
+        sums = [(sum_of_parts(column), column) for column in costs]
         low, high = self.needed, self.done  # a race before may have needed more
         while low < high:
             middle = (low + high) // 2
-            bound = self.course.score([rounded(column[:middle]) for column in costs])
+            bound = self.race.score([total(column[:middle]) for total, column in sums])
             if bound < winner or (bound == winner and not is_preferred):
                 high = middle
             else:
                 low = middle + 1
         self.needed = high
 
-    def _take(self, chosen: list[int], found: ExampleCosts) -> None:
-        expected: Tensor = self.course.counts[chosen]
-        if not torch.equal(found.counts, expected):
+    def _add(self, chunk: list[int], costs: ExampleCosts) -> None:
+        expected: Tensor = self.race.counts[chunk]
+        if not torch.equal(costs.counts, expected):
             raise ProblemError(
                 "the counts of a metric differ between models: `count` of a MeanCost must depend on targets only."
             )
-        self.rows.costs[chosen], self.rows.rank[chosen] = found.costs, found.rank
-        columns = zip(self._sums, found.costs.unbind(1), strict=True)
+        self.rows.costs[chunk], self.rows.rank[chunk] = costs.costs, costs.rank
+        columns = zip(self._sums, costs.costs.unbind(1), strict=True)
         self._sums = [add_exactly(parts, column.tolist()) for parts, column in columns]
-        self.done += len(chosen)
+        self.done += len(chunk)
 
 
 def turn_length(model: nn.Module, reader: CostReader, parameters: int) -> int:

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
+from forkmerge.engine.merging.arithmetic import Coefficients, check_coefficients, vertices
 from forkmerge.engine.merging.candidates import Candidates, Score
-from forkmerge.engine.merging.coefficients import Coefficients, check_coefficients, vertices
 from forkmerge.errors import ForkMergeError, ProblemError, unknown_name
 
 

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from forkmerge.engine.merging.arithmetic import merge_tensors
-from forkmerge.engine.merging.coefficients import Coefficients
+from forkmerge.engine.merging.arithmetic import Coefficients, merge_tensors
 from forkmerge.engine.training.state import State
 
 

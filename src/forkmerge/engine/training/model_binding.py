@@ -99,8 +99,8 @@ class ModelBinding:
 
     def attach_weights(self, state: State) -> None:
         """Point the module at a state's parameters and buffers: enough to evaluate it."""
-        self._point_parameters(state)
         self._write_buffers({**self.own_buffers, **state.buffers})
+        self._point_parameters(state)
 
     def capture(self, state: State) -> None:
         """Write what is not a view of the attached state's rows into it: new optimizer tensors, buffers, counters."""
