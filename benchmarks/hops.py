@@ -1,40 +1,42 @@
-"""Through how many files a step, a merge and a checkpoint lead, and how often from one into another.
+"""Through how many files a step, a merge and a checkpoint lead, and how often from one file into another.
 
     ./run bench hops
 
-A hop is a call, seen by `sys.setprofile`, of a function of the package whose file differs from that of the call before
-it. Measured in the second round of a run of two branches, where nothing is done for the first time but the search.
+A hop is a call of one of the package's functions, seen by `sys.setprofile`, whose file differs from that of the call
+before it; parts of a function that Python makes calls of, such as comprehensions, are no calls. Counted in a run of two
+branches: its first merge, a step of its second round, the checkpoint after its first merge.
 """
 
 from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch
-from harness import parse, save
+from harness import begin, parser, save
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 import forkmerge as fm
 
-PACKAGE = Path(fm.__file__).parent
-GOALS = {"step": (12, None), "merge": (18, 200), "checkpoint": (None, None)}
-"""The most files and hops that each should cross."""
+ROOT = f"{Path(fm.__file__).parent}/"
+ANONYMOUS = ("<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>")
+GOALS = {"merge": (18, 200), "step": (12, None)}
+"""The most files and hops."""
 
 
 @dataclass
 class Window:
-    """The calls inside the first call of one function.
+    """What is called between the beginning and the end of one call.
 
     Args:
-        file: The file of the function, relative to the package.
+        file: The file of the function that is called, within the package.
         function: Its name.
         nth: Which of its calls is looked at.
     """
@@ -43,49 +45,96 @@ class Window:
     function: str
     nth: int = 1
     calls: list[str] = field(default_factory=list)
-    _frame: FrameType | None = None
-    _count: int = 0
+    frame: FrameType | None = None
+    seen: int = 0
 
     def see(self, frame: FrameType, event: str, file: str) -> None:
-        """Take in a call or a return of a function of the package."""
-        if self._frame is None and event == "call" and (file, frame.f_code.co_name) == (self.file, self.function):
-            self._count += 1
-            if self._count == self.nth:
-                self._frame = frame
-        if self._frame is not None and self._count == self.nth:
-            if event == "call":
-                self.calls.append(file)
-            elif frame is self._frame:
-                self._count += 1  # it is over
-        elif event == "return" and frame is self._frame:
-            self._frame = None
+        """Take in a call or a return."""
+        if event == "call" and (file, frame.f_code.co_name) == (self.file, self.function):
+            self.seen += 1
+            if self.seen == self.nth:
+                self.frame = frame
+        if self.frame is not None and event == "call":
+            self.calls.append(file)
+        if event == "return" and frame is self.frame:
+            self.frame = None
 
-    @property
-    def files(self) -> list[str]:
-        """The files crossed, in the order of their first call."""
-        return list(dict.fromkeys(self.calls))
-
-    @property
-    def hops(self) -> int:
-        """Calls whose file differs from that of the call before."""
-        return sum(one != other for one, other in zip(self.calls, self.calls[1:], strict=False))
+    def result(self) -> dict[str, Any]:
+        """Return the files in the order of their first call, and the hops between them."""
+        hops = sum(one != other for one, other in zip(self.calls, self.calls[1:], strict=False))
+        return {"files": list(dict.fromkeys(self.calls)), "hops": hops, "calls": len(self.calls)}
 
 
-def count(windows: Sequence[Window], run: Any) -> None:
-    """Run a function and let every window see its calls."""
-    root = f"{PACKAGE}/"
+WINDOWS = {
+    "merge": ("algorithms/end_of_round.py", "search", 1),
+    "merge and its record": ("algorithms/rounds.py", "_merge", 1),
+    "step": ("engine/training/step_loop.py", "_step", 12),
+    "checkpoint": ("algorithms/rounds.py", "_save", 2),
+}
+
+
+class Net(nn.Module):
+    """A shared layer and a head per task."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(5, 8)
+        self.heads = nn.ModuleDict({task: nn.Linear(8, 3) for task in ("target", "auxiliary")})
+
+
+def losses(model: Any, batch: Any, tasks: Sequence[str], context: fm.Context) -> Mapping[str, Tensor]:
+    features = torch.relu(model.body(batch[0]))
+    return {task: cross_entropy(model.heads[task](features), batch[1]) for task in tasks}
+
+
+def predict(model: Any, batch: Any) -> tuple[Tensor, Tensor]:
+    return model.heads["target"](torch.relu(model.body(batch[0]))), batch[1]
+
+
+def problem() -> fm.Problem:
+    """Return two tasks that share a stream, with an accuracy to search by."""
+    draw = torch.Generator().manual_seed(0)
+    inputs = torch.randn(96, 5, generator=draw)
+    labels = (inputs @ torch.randn(5, 3, generator=draw)).argmax(1)
+    stream = fm.Stream(TensorDataset(inputs[:32], labels[:32]), losses, ("target", "auxiliary"), 8)
+    validation = fm.Evaluation(TensorDataset(inputs[32:], labels[32:]), fm.accuracy, predict)
+    return fm.Problem("target", {"all": stream}, validation)
+
+
+def count(run: Callable[[], object]) -> dict[str, dict[str, Any]]:
+    """Run a function and return what every window saw."""
+    windows = {name: Window(*place) for name, place in WINDOWS.items()}
 
     def profile(frame: FrameType, event: str, argument: object) -> None:
-        path = frame.f_code.co_filename
-        if event in ("call", "return") and path.startswith(root) and frame.f_code.co_name not in _ANONYMOUS:
-            for window in windows:
-                window.see(frame, event, path.removeprefix(root))
+        path, name = frame.f_code.co_filename, frame.f_code.co_name
+        if event in ("call", "return") and path.startswith(ROOT) and name not in ANONYMOUS:
+            for window in windows.values():
+                window.see(frame, event, path.removeprefix(ROOT))
 
     sys.setprofile(profile)
     try:
         run()
     finally:
         sys.setprofile(None)
+    return {name: window.result() for name, window in windows.items()}
 
 
-_ANONYMOUS = ("<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>")  # parts of a function, whatever Python makes of them
+def main() -> None:
+    options = begin(parser(__doc__))
+    optimizer = fm.OptimizerOf("SGD", lr=0.1)
+    with tempfile.TemporaryDirectory() as folder:
+        algorithm = fm.ForkMerge(interval=4)
+        fit = lambda: algorithm.fit(  # noqa: E731
+            problem(), model=Net, optimizer=optimizer, steps=8, threads=1, folder=Path(folder) / "run"
+        )
+        results = count(fit)
+    for name, seen in results.items():
+        goal = GOALS.get(name)
+        aims = "" if goal is None else f"  (goal {goal[0]} files" + (f", {goal[1]} hops)" if goal[1] else ")")
+        print(f"{name}: {len(seen['files'])} files, {seen['hops']} hops{aims}")
+        print("   ", " → ".join(seen["files"]))
+    save("hops", results, options.out)
+
+
+if __name__ == "__main__":
+    main()

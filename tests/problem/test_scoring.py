@@ -15,8 +15,8 @@ from torch.utils.data import TensorDataset
 import forkmerge as fm
 from forkmerge.algorithms.validation import Validator
 from forkmerge.engine.training.state import State
-from forkmerge.problem.scoring import evaluating
 from forkmerge.problem.metrics import Criterion
+from forkmerge.problem.scoring import evaluating
 from problems import (
     SGD,
     Augmented,

@@ -128,8 +128,8 @@ class RunState:
     def keep(self, names: Collection[str]) -> None:
         """Drop all branches but those of the given names."""
         pairs = zip(self.mixtures, self.branches, strict=True)
-        kept = [(mixture, state) for mixture, state in pairs if mixture.name in names]
-        self.mixtures, self.branches = [m for m, _ in kept], [s for _, s in kept]
+        rest = [(mixture, state) for mixture, state in pairs if mixture.name in names]
+        self.mixtures, self.branches = [m for m, _ in rest], [s for _, s in rest]
         self.snapshots = {name: held for name, held in self.snapshots.items() if name in names}
 
     def next_round(self) -> None:

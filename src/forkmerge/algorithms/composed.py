@@ -13,15 +13,14 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from forkmerge.algorithms.fit import Algorithm, ModelOrFactory, build_model
+from forkmerge.algorithms.fit import Algorithm, ModelOrFactory, build_model, training_options
 from forkmerge.algorithms.resolved_config import open_store, run_config, stored_training
 from forkmerge.algorithms.rounds import Observe
 from forkmerge.algorithms.run_record import Round, Run, environment
 from forkmerge.engine.executors.devices import resolve_workers
 from forkmerge.engine.storage.run_folder import NoStore, RunFolder
 from forkmerge.engine.training.model_binding import OptimizerFactory
-from forkmerge.engine.training.options import Training
-from forkmerge.errors import ProblemError
+from forkmerge.errors import check_count
 from forkmerge.problem.definition import Problem
 from forkmerge.problem.metrics import Criterion
 from forkmerge.problem.scoring import device_of
@@ -33,7 +32,7 @@ class Parts:
 
     Args:
         problem: What to learn.
-        given: The module or the function that makes it, as `fit` got it.
+        model: The module or the function that makes it, as `fit` got it.
         module: The module, not trained yet; the composed run leaves its result there.
         optimizer: Makes the optimizer.
         steps: T of the whole.
@@ -44,11 +43,11 @@ class Parts:
         observe: Called with every event.
         rebuild: Makes the problem anew in worker processes.
         store: The folder of the whole.
-        done: The parts that have ended, by name.
+        runs: The parts that have ended, by name.
     """
 
     problem: Problem
-    given: ModelOrFactory
+    model: ModelOrFactory
     module: nn.Module
     optimizer: OptimizerFactory
     steps: int
@@ -59,12 +58,12 @@ class Parts:
     observe: Observe
     rebuild: Callable[[], Problem] | None
     store: RunFolder | NoStore
-    done: dict[str, Run] = field(default_factory=dict)
+    runs: dict[str, Run] = field(default_factory=dict)
 
     def run(self, name: str, algorithm: Algorithm, *, model: ModelOrFactory, **options: Any) -> Run:
         """Run a part, or continue it, or return it if it has ended."""
         folder = self.folder(name)
-        given = {"optimizer": self.optimizer, "steps": self.steps, "seed": self.seed, "workers": self.workers}
+        common = {"optimizer": self.optimizer, "steps": self.steps, "seed": self.seed, "workers": self.workers}
         run = algorithm.fit(
             self.problem,
             model=model,
@@ -73,14 +72,14 @@ class Parts:
             threads=self.threads,
             observe=self.observe,
             rebuild=self.rebuild,
-            **{**self.options, **given, **options},
+            **{**self.options, **common, **options},
         )
         self.finish(name, run)
         return run
 
     def finish(self, name: str, run: Run) -> None:
         """Note that a part has ended."""
-        self.done[name] = run
+        self.runs[name] = run
         self.store.record({"event": "part", "name": name, "score": run.score, "metrics": run.metrics})
 
     def folder(self, name: str) -> Path | None:
@@ -129,12 +128,14 @@ class Composed(Algorithm):
     ) -> Run:
         """Train and return the run; see `Algorithm.fit`. Parts are kept in subfolders of `folder`."""
         workers = resolve_workers(workers, options.get("devices"))
-        _check_counts(steps=steps, workers=workers)
+        check_count("steps", steps)
+        check_count("workers", workers)
         module, sealed, resume = build_model(model, seed), problem.sealed(), resume and is_started(folder)
         self.branch_steps(sealed, steps)  # refuses what cannot be divided into parts before anything is written
         stored = stored_training(folder, resume)
         threads = threads or stored.get("threads") or max(torch.get_num_threads() // workers, 1)
-        training = Training(optimizer, **{f.name: options[f.name] for f in fields(Training) if f.name in options})
+        own = {name: value for name, value in options.items() if name not in ("devices", "checkpoint_every")}
+        training = training_options(optimizer, own, method=None)
         config = run_config(self, sealed, module, training, source, steps=steps, seed=seed, threads=threads)
         facts = environment(threads, device_of(module))
         store, notes = open_store(folder, resume, config, facts)
@@ -173,8 +174,8 @@ def whole(algorithm: Algorithm, parts: Parts, last: Run, **changes: Any) -> Run:
         "algorithm": type(algorithm).__name__,
         "steps": parts.steps,
         "seed": parts.seed,
-        "seconds": add_seconds(parts.done.values()),
-        "notes": _notes(parts.done),
+        "seconds": add_seconds(parts.runs.values()),
+        "notes": _notes(parts.runs),
         "model": parts.module,
     }
     return replace(last, **{**details, **changes})
@@ -182,11 +183,11 @@ def whole(algorithm: Algorithm, parts: Parts, last: Run, **changes: Any) -> Run:
 
 def _notes(runs: Mapping[str, Run]) -> list[str]:
     """Return the notes of all parts, each once, with the parts that have it."""
-    found: dict[str, list[str]] = {}
+    parts: dict[str, list[str]] = {}
     for name, run in runs.items():
         for note in run.notes:
-            found.setdefault(note, []).append(name)
-    return [f"{names[0] if len(names) == 1 else f'{len(names)} parts'}: {note}" for note, names in found.items()]
+            parts.setdefault(note, []).append(name)
+    return [f"{names[0] if len(names) == 1 else f'{len(names)} parts'}: {note}" for note, names in parts.items()]
 
 
 def add_seconds(runs: Iterable[Run]) -> dict[str, float]:
@@ -232,9 +233,3 @@ def comparable_scores(
 
 def _is_reference(values: Mapping[str, float], names: Iterable[str]) -> bool:
     return all(math.isfinite(values[name]) and values[name] != 0 for name in names)
-
-
-def _check_counts(**counts: object) -> None:
-    for name, value in counts.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ProblemError(f"{name} must be a positive integer, got {value!r}.")

@@ -19,7 +19,7 @@ from forkmerge.algorithms.settings import Settings
 from forkmerge.engine.executors.parallel_calls import using_threads
 from forkmerge.engine.merging.arithmetic import merge_tensors
 from forkmerge.engine.training.model_binding import OptimizerFactory
-from forkmerge.errors import ProblemError
+from forkmerge.errors import ProblemError, check_count
 from forkmerge.problem.definition import Problem
 from forkmerge.problem.metrics import Criterion
 from forkmerge.problem.randomness import derive
@@ -73,7 +73,7 @@ class BestOf(Composed):
     rates: Sequence[float] = (1.0, 1 / 3, 3.0)
 
     def __post_init__(self) -> None:
-        _check_runs(self.runs)
+        check_count("runs", self.runs)
         if not self.rates or not all(math.isfinite(rate) and rate > 0 for rate in self.rates):
             raise ProblemError(f"rates must be positive factors of the learning rate, got {self.rates!r}.")
 
@@ -94,10 +94,10 @@ class BestOf(Composed):
     def compose(self, parts: Parts) -> Run:
         """Train every candidate, then the best one again if it is to be refitted."""
         searched = replace(self.algorithm, refit=False) if self.refits else self.algorithm  # type: ignore[type-var]
-        found = [self._candidate(parts, searched, index) for index in range(self.runs)]
-        scores = comparable_scores(parts.problem.target_validation.directions, [run.metrics for run in found])
+        runs = [self._candidate(parts, searched, index) for index in range(self.runs)]
+        scores = comparable_scores(parts.problem.target_validation.directions, [run.metrics for run in runs])
         best = max(range(self.runs), key=scores.__getitem__)  # of equals the first
-        chosen = found[best]
+        chosen = runs[best]
         if self.refits:
             again = self._candidate(parts, self.algorithm, best, name="refit")
             chosen = replace(again, score=chosen.score, metrics=chosen.metrics)
@@ -112,11 +112,11 @@ class BestOf(Composed):
 
     def _candidate(self, parts: Parts, algorithm: Algorithm, index: int, name: str | None = None) -> Run:
         rate, restart = self._setting(index)
-        fresh = isinstance(parts.given, nn.Module) or not restart
+        fresh = isinstance(parts.model, nn.Module) or not restart
         return parts.run(
             name or f"candidate-{index}",
             algorithm,
-            model=copy.deepcopy(parts.module) if fresh else parts.given,
+            model=copy.deepcopy(parts.module) if fresh else parts.model,
             optimizer=parts.optimizer if rate == 1 else Scaled(parts.optimizer, rate),
             seed=derive(parts.seed, "restart", restart) if restart else parts.seed,
         )
@@ -141,7 +141,7 @@ class AveragedSingleTask(Composed):
     refit: bool = False
 
     def __post_init__(self) -> None:
-        _check_runs(self.runs)
+        check_count("runs", self.runs)
 
     def settings(self, problem: Problem) -> Settings:
         """Return the settings of one run."""
@@ -153,11 +153,11 @@ class AveragedSingleTask(Composed):
 
     def compose(self, parts: Parts) -> Run:
         """Train every run, average, measure."""
-        found = []
+        runs = []
         for index in range(self.runs):
             seed = derive(parts.seed, "order", index) if index else parts.seed
-            found.append(parts.run(f"run-{index}", self._single, model=copy.deepcopy(parts.module), seed=seed))
-        states = [_model(run).state_dict() for run in found]
+            runs.append(parts.run(f"run-{index}", self._single, model=copy.deepcopy(parts.module), seed=seed))
+        states = [_model(run).state_dict() for run in runs]
         coefficients = [1 / self.runs] * self.runs
         merged = {name: merge_tensors([state[name] for state in states], coefficients) for name in states[0]}
         parts.module.load_state_dict(merged)
@@ -169,7 +169,7 @@ class AveragedSingleTask(Composed):
             # Several metrics have no score of their own: there is no first round to compare with.
             score = -math.inf if criterion.needs_reference else criterion.score(metrics)
             changes.update(metrics=metrics, score=score if math.isfinite(score) else None)
-        return whole(self, parts, found[0], **changes)
+        return whole(self, parts, runs[0], **changes)
 
     @property
     def _single(self) -> SingleTask:
@@ -179,8 +179,3 @@ class AveragedSingleTask(Composed):
 def _model(run: Run) -> nn.Module:
     assert run.model is not None
     return run.model
-
-
-def _check_runs(runs: object) -> None:
-    if not isinstance(runs, int) or isinstance(runs, bool) or runs < 1:
-        raise ProblemError(f"runs must be a positive integer, got {runs!r}.")

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,10 +23,10 @@ from forkmerge.engine.executors.serial import TrainingJob, open_executor
 from forkmerge.engine.executors.worker_team import Worker, recruited
 from forkmerge.engine.storage.run_folder import NoStore, RunFolder
 from forkmerge.engine.training.memory_format import memory_format
-from forkmerge.engine.training.model_binding import ModelBinding, OptimizerFactory, SchedulerFactory, check_module
-from forkmerge.engine.training.options import Precision, Statistics, Training
+from forkmerge.engine.training.model_binding import ModelBinding, OptimizerFactory, check_module
+from forkmerge.engine.training.options import Training
 from forkmerge.engine.training.torch_compile import compiled
-from forkmerge.errors import ProblemError
+from forkmerge.errors import ProblemError, check_count, unknown_name
 from forkmerge.methods import method_from
 from forkmerge.problem.definition import Problem
 from forkmerge.problem.randomness import derive, random_state_kept, set_random_state
@@ -49,16 +49,6 @@ class Algorithm(ABC):
         model: ModelOrFactory,
         optimizer: OptimizerFactory,
         steps: int,
-        scheduler: SchedulerFactory | None = None,
-        clip_norm: float | None = None,
-        accumulate: int = 1,
-        precision: Precision = "float32",
-        channels_last: bool | None = None,
-        compile: bool | str = False,
-        loader_workers: int = 0,
-        paired: bool = True,
-        gradients: Literal["parameters", "representation"] = "parameters",
-        statistics: Statistics = "all",
         seed: int = 0,
         workers: int | None = None,
         devices: Devices | None = None,
@@ -69,6 +59,7 @@ class Algorithm(ABC):
         observe: Observe = lambda event: None,
         source: Mapping[str, Any] | None = None,
         rebuild: Callable[[], Problem] | None = None,
+        **training: Any,
     ) -> Run:
         """Train and return the run, whose `model` holds the final weights. The test split is never read.
 
@@ -77,21 +68,6 @@ class Algorithm(ABC):
             model: The module, trained in place, or a function that makes it (called under the run's seed).
             optimizer: Makes the optimizer from the model, e.g. `OptimizerOf("Adam", lr=1e-3)`.
             steps: T, the training steps of every branch.
-            scheduler: Makes a learning-rate scheduler from the optimizer; it runs on the global step.
-            clip_norm: Largest gradient norm.
-            accumulate: Micro-batches per step.
-            precision: "float32", or autocast to "bfloat16" or "float16".
-            channels_last: Keep convolution weights in channels-last memory format while training; None decides by a
-                rule of structure, device and precision. The bits depend on it.
-            compile: Whether forward passes are compiled by `torch.compile`: True, or the name of a backend. The bits
-                depend on it.
-            loader_workers: Processes that read examples.
-            paired: Whether all branches see the same batches.
-            gradients: Where gradient methods compare tasks: at the shared "parameters", or, approximately and
-                cheaper, at the declared "representation".
-            statistics: Whose batches move BatchNorm's running statistics: those of "all" streams, or only those of
-                streams that serve the "target", which is measured with them; layers that the target does not pass,
-                and branches without it, follow all.
             seed: Of the model's initialisation (where `model` makes it), the data order and all randomness.
             workers: Processes that train branches; 1, the default without devices, trains them here in turn.
             devices: Where they train: worker i on device i modulo their number, one worker each by default. The model
@@ -103,24 +79,14 @@ class Algorithm(ABC):
             observe: Called with every event, e.g. to draw progress.
             source: Where a recipe came from, so that `forkmerge resume` can find it again.
             rebuild: Makes the problem anew in worker processes instead of pickling it.
+            **training: How every branch is trained: options of `forkmerge.Training`, such as `clip_norm=1.0`.
         """
-        _check_counts(steps=steps)
+        check_count("steps", steps)
         settings, sealed = self.settings(problem), problem.sealed()
-        training = Training(
-            optimizer=optimizer,
-            scheduler=scheduler,
-            clip_norm=clip_norm,
-            accumulate=accumulate,
-            precision=precision,
-            channels_last=channels_last,
-            compile=compile,
-            loader_workers=loader_workers,
-            paired=paired,
-            method=method_from(settings.method),
-            gradients=gradients,
-            statistics=statistics,
-        ).over(steps)
-        _check_counts(may_be_none=True, workers=workers, threads=threads, checkpoint_every=checkpoint_every)
+        options = training_options(optimizer, training, method=method_from(settings.method)).over(steps)
+        for name, value in {"workers": workers, "threads": threads, "checkpoint_every": checkpoint_every}.items():
+            if value is not None:
+                check_count(name, value)
         workers, placed = resolve_workers(workers, devices), check_devices(devices)
         module = build_model(model, seed)
         place_model(module, placed)
@@ -128,16 +94,16 @@ class Algorithm(ABC):
             raise ProblemError("keep_branches=True needs a folder to keep them in: pass folder=….")
         stored = stored_training(folder, resume)
         threads = threads or stored.get("threads") or max(torch.get_num_threads() // workers, 1)
-        wanted = stored.get("channels_last") if channels_last is None else channels_last
-        check = partial(check_run, sealed, module, training, settings, seed)
+        channels_last = stored.get("channels_last") if options.channels_last is None else options.channels_last
+        check = partial(check_run, sealed, module, options, settings, seed)
         with (
             recruited(workers) as recruits,
-            memory_format(module, wanted, precision, check) as is_channels_last,
-            compiled(module, compile, check),
+            memory_format(module, channels_last, options.precision, check) as is_channels_last,
+            compiled(module, options.compile, check),
         ):
-            training = replace(training, channels_last=is_channels_last)
-            job = TrainingJob(sealed, module, training, seed, threads, rebuild, placed)
-            config = run_config(self, sealed, module, training, source, steps=steps, seed=seed, threads=threads)
+            options = replace(options, channels_last=is_channels_last)
+            job = TrainingJob(sealed, module, options, seed, threads, rebuild, placed)
+            config = run_config(self, sealed, module, options, source, steps=steps, seed=seed, threads=threads)
             rounds = partial(Rounds, settings, steps=steps, observe=observe, checkpoint_every=checkpoint_every)
             return self._run(job, config, rounds, workers, recruits, folder, resume)
 
@@ -157,26 +123,27 @@ class Algorithm(ABC):
         ) as executor:  # before the folder: it finds out what cannot be trained
             store, notes = open_store(folder, resume, config, facts, depth=4)
             with store:
-                done = store.result()
-                if done is not None:
-                    return _finished(done, job.model, store)
+                result = store.result()
+                if result is not None:
+                    return _finished(result, job.model, store)
                 rounds = rounds_of(executor=executor, store=store)
                 try:
-                    progress = rounds.run()
+                    state = rounds.run()
                 except BaseException:
                     executor.binding.restore_buffers()  # so that the same module can resume
                     raise
-                progress.notes.extend(note for note in (*notes, *store.warnings) if note not in progress.notes)
-                run = _to_run(type(self).__name__, job.problem.target, rounds.steps, config, facts, progress)
-                return _complete(run, executor.binding, progress, store)
+                state.notes.extend(note for note in (*notes, *store.warnings) if note not in state.notes)
+                run = _to_run(type(self).__name__, job.problem.target, rounds.steps, config, facts, state)
+                return _complete(run, executor.binding, state, store)
 
 
-def _check_counts(*, may_be_none: bool = False, **counts: object) -> None:
-    for name, value in counts.items():
-        if value is None and may_be_none:
-            continue
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ProblemError(f"{name} must be a positive integer, got {value!r}.")
+def training_options(optimizer: OptimizerFactory, options: Mapping[str, Any], **others: Any) -> Training:
+    """Return how branches are trained, from options by name; a name that does not exist is refused."""
+    names = [item.name for item in fields(Training) if item.name not in ("optimizer", *others)]
+    for name in options:
+        if name not in names:
+            raise ProblemError(unknown_name("option of fit", name, names))
+    return Training(optimizer, **options, **others)
 
 
 def build_model(model: ModelOrFactory, seed: int) -> nn.Module:
@@ -191,16 +158,14 @@ def build_model(model: ModelOrFactory, seed: int) -> nn.Module:
     return model
 
 
-def _to_run(
-    name: str, target: str, steps: int, config: dict[str, Any], facts: dict[str, Any], progress: RunState
-) -> Run:
-    selection = progress.selection
+def _to_run(name: str, target: str, steps: int, config: dict[str, Any], facts: dict[str, Any], state: RunState) -> Run:
+    selection = state.selection
     assert selection is not None
     final = selection.final or "refit"
-    if progress.rounds and len(progress.rounds[0].branches) == 1 and final in ("last merge", "best merge"):
+    if state.rounds and len(state.rounds[0].branches) == 1 and final in ("last merge", "best merge"):
         final = final.replace("merge", "step") if final == "last merge" else "best validation"
     seconds: dict[str, float] = {}
-    for finished in progress.rounds:
+    for finished in state.rounds:
         for phase, value in finished.seconds.items():
             seconds[phase] = seconds.get(phase, 0.0) + value
     return Run(
@@ -211,19 +176,19 @@ def _to_run(
         score=selection.score,
         metrics=selection.metrics,
         final=final,
-        rounds=progress.rounds,
-        probes=progress.probes,
-        notes=progress.notes,
+        rounds=state.rounds,
+        probes=state.probes,
+        notes=state.notes,
         settings={key: config[key] for key in ("algorithm", "problem", "training", "model")},
         seconds=seconds,
         environment=facts,
     )
 
 
-def _complete(run: Run, binding: ModelBinding, progress: RunState, store: RunFolder | NoStore) -> Run:
-    for state in progress.branches:  # whoever still holds them: their memory goes to the model's own
-        state.rows, state.optimizer_rows = {}, {}
-    binding.release(progress.merged)
+def _complete(run: Run, binding: ModelBinding, state: RunState, store: RunFolder | NoStore) -> Run:
+    for branch in state.branches:  # whoever still holds them: their memory goes to the model's own
+        branch.rows, branch.optimizer_rows = {}, {}
+    binding.release(state.merged)
     run.model = binding.model
     store.record({"event": "end", "final": run.final, "score": run.score})
     store.finish(run.to_json(), binding.model.state_dict())

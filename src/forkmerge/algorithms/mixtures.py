@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forkmerge.engine.training.options import Mixture
-from forkmerge.errors import ConfigError, ProblemError, unknown_name
+from forkmerge.errors import ConfigError, ProblemError, check_count, is_count, unknown_name
 from forkmerge.problem.definition import Problem, check_task_weights
 
 ALONE = "alone"
@@ -101,9 +101,8 @@ class NestedTopK(Mixtures):
     sizes: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
-        if not _is_count(self.probe_steps):
-            raise ProblemError(f"probe_steps must be a positive integer, got {self.probe_steps!r}.")
-        if self.sizes is not None and not all(map(_is_count, self.sizes)):
+        check_count("probe_steps", self.probe_steps)
+        if self.sizes is not None and not all(map(is_count, self.sizes)):
             raise ProblemError(f"sizes must be positive integers, got {self.sizes!r}.")
 
     def probes(self, problem: Problem) -> list[Mixture]:
@@ -117,10 +116,6 @@ class NestedTopK(Mixtures):
         if max(sizes, default=0) > len(ranked):
             raise ProblemError(f"sizes asks for the top {max(sizes)} of only {len(ranked)} auxiliary tasks.")
         return [_alone(problem), *(_with(problem, f"top {size}", ranked[:size]) for size in sizes)]
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def _alone(problem: Problem) -> Mixture:

@@ -18,6 +18,7 @@ from forkmerge.engine.storage.atomic_files import is_unused
 from forkmerge.engine.storage.run_folder import NoStore, RunFolder
 from forkmerge.engine.training.options import Training
 from forkmerge.errors import StoreError
+from forkmerge.moved_paths import current_paths
 from forkmerge.problem.definition import Problem
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ def open_store(
             stored = {**_FORMER, **(stored or {}), "loader_workers": value["loader_workers"]}
         if key == "problem":  # older runs do not say how many examples they evaluated at a time
             stored = {**stored, "validation": {"batch_size": value["validation"]["batch_size"], **stored["validation"]}}
+        stored = _with_current_paths(stored, value)
         if key != "source" and stored != value:
             store.close()
             raise StoreError(
@@ -92,6 +94,15 @@ def open_store(
     for note in notes:
         warnings.warn(note, stacklevel=depth)
     return store, notes
+
+
+def _with_current_paths(stored: Any, value: Any) -> Any:
+    """Return a stored value with `module:qualname` of modules that have moved since as they are called in `value`."""
+    if isinstance(stored, dict) and isinstance(value, dict):
+        return {key: _with_current_paths(item, value.get(key)) for key, item in stored.items()}
+    if isinstance(stored, list) and isinstance(value, list) and len(stored) == len(value):
+        return [_with_current_paths(*pair) for pair in zip(stored, value, strict=True)]
+    return value if isinstance(stored, str) and value in current_paths(stored) else stored
 
 
 def _difference(path: str, old: Any, new: Any) -> str:

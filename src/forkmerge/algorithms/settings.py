@@ -10,7 +10,7 @@ from typing import Any, Literal
 from forkmerge.algorithms.mixtures import Mixed, Mixtures, mixtures_from
 from forkmerge.engine.merging.searches import Greedy, Grid, Search, search_from
 from forkmerge.engine.training.options import Mixture
-from forkmerge.errors import ProblemError
+from forkmerge.errors import ProblemError, check_count
 from forkmerge.methods import Method, method_from
 
 _CHOICES = {
@@ -54,8 +54,8 @@ class Settings:
                 raise ProblemError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}.")
         for name in ("interval", "search_examples", "validate_every", "bn_batches", "prune_to", "prune_after"):
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise ProblemError(f"{name} must be a positive integer, got {value!r}.")
+            if value is not None:
+                check_count(name, value)
         scale = self.auxiliary_scale
         if not isinstance(scale, int | float) or not (math.isfinite(scale) and scale > 0):
             raise ProblemError(f"auxiliary_scale must be positive and finite, got {self.auxiliary_scale!r}.")

@@ -104,8 +104,8 @@ class Validator:
         """
         if not state.is_finite():
             return -math.inf
-        known = {} if remeasure else self.known_metrics(state)
-        return self.criterion.score(known or self.metrics(state))
+        metrics = {} if remeasure else self.known_metrics(state)
+        return self.criterion.score(metrics or self.metrics(state))
 
     def search_score(self, state: State) -> float:
         """Return the score on the round's sub-sample; a branch whose costs are known is not evaluated again."""

@@ -19,16 +19,16 @@ from torch.utils.data import TensorDataset
 import forkmerge as fm
 from forkmerge.algorithms import validation
 from forkmerge.engine.merging import candidates as candidates_module
-from forkmerge.engine.merging.candidates import Candidates
 from forkmerge.engine.merging.arithmetic import Coefficients, vertices
+from forkmerge.engine.merging.candidates import Candidates
 from forkmerge.engine.merging.find_merge import find_merge
 from forkmerge.engine.merging.race import Entrant, Known, race
 from forkmerge.engine.merging.race_over_examples import ExampleRace, turn_length
 from forkmerge.engine.merging.searches import Binary, Greedy, Grid, Search, best_of
 from forkmerge.engine.training.state import State
 from forkmerge.problem.exact_sum import add_exactly, rounded
-from forkmerge.problem.scoring import CostReader, evaluating
 from forkmerge.problem.metrics import Criterion
+from forkmerge.problem.scoring import CostReader, evaluating
 from problems import (
     SGD,
     Augmented,

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forkmerge.engine.merging import searches
-from forkmerge.engine.merging.candidates import Candidates, Score
 from forkmerge.engine.merging.arithmetic import Coefficients, check_coefficients, vertices
+from forkmerge.engine.merging.candidates import Candidates, Score
 from forkmerge.engine.merging.searches import Binary, Fixed, Greedy, Grid, Search, best_of, search_from_name
 from forkmerge.errors import ProblemError
 

@@ -116,9 +116,9 @@ def _merge_chunk(out: Tensor, base: Tensor, others: list[tuple[float, Tensor]], 
     # A sum is the cheapest look for inf and NaN; an overflow only sends finite numbers the longer way.
     finite = math.isfinite(start.sum().item())
     merged = start
-    for place, (weight, other) in enumerate(others, start=1):
+    for count, (weight, other) in enumerate(others, start=1):
         torch.sub(start, other if wide else difference.copy_(other), out=difference)
-        last = finite and wide and place == len(others)
+        last = finite and wide and count == len(others)
         merged = torch.sub(merged, difference.mul_(weight), out=out if last else total)
     if not finite:
         out.copy_(_restore_copies(merged.to(base.dtype), base, [other for _, other in others]))

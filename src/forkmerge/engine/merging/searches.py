@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from forkmerge.engine.merging.arithmetic import Coefficients, check_coefficients, vertices
 from forkmerge.engine.merging.candidates import Candidates, Score
-from forkmerge.errors import ForkMergeError, ProblemError, unknown_name
+from forkmerge.errors import ForkMergeError, ProblemError, is_count, unknown_name
 
 
 def _remembering(score: Score) -> Candidates:
@@ -44,7 +44,7 @@ class Search(ABC):
 
     def check(self, branches: int) -> None:
         """Raise `ProblemError` if this search cannot serve so many branches; called before training."""
-        if isinstance(branches, bool) or not isinstance(branches, int) or branches < 1:
+        if branches < 1:
             raise ProblemError(f"a merge needs at least one branch, got {branches!r}.")
 
 
@@ -142,13 +142,13 @@ class Greedy(Search):
     alphas: tuple[float, ...] = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
     def __post_init__(self) -> None:
-        given = self.alphas
+        alphas = self.alphas
         try:
-            values = () if isinstance(given, str) else tuple(sorted({float(alpha) for alpha in given}))
+            values = () if isinstance(alphas, str) else tuple(sorted({float(alpha) for alpha in alphas}))
         except (TypeError, ValueError):
             values = ()
         if not values or not all(0 <= alpha <= 1 for alpha in values):
-            raise ProblemError(f"alphas must be numbers from 0 to 1, such as (0, 0.5, 1), got {given!r}.")
+            raise ProblemError(f"alphas must be numbers from 0 to 1, such as (0, 0.5, 1), got {alphas!r}.")
         object.__setattr__(self, "alphas", values)
 
     def search(self, score: Score, branches: int) -> Coefficients:
@@ -226,10 +226,10 @@ def search_from_name(name: str, **options: object) -> Search:
     kind = SEARCHES.get(name) if isinstance(name, str) else None
     if kind is None:
         raise ProblemError(unknown_name("search", name, SEARCHES))
-    known = [field.name for field in fields(kind)]  # type: ignore[arg-type]  # all of SEARCHES are dataclasses
+    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]  # all of SEARCHES are dataclasses
     for option in options:
-        if option not in known:
-            raise ProblemError(unknown_name(f"option of the {name} search", option, known))
+        if option not in names:
+            raise ProblemError(unknown_name(f"option of the {name} search", option, names))
     return kind(**options)
 
 
@@ -263,7 +263,7 @@ def best_of(search: Search, score: Candidates, branches: int) -> Coefficients:
 
 
 def _check_count(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if not is_count(value):
         raise ProblemError(f"{name} must be a whole number of at least 1, got {value!r}.")
 
 

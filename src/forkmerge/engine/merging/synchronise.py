@@ -45,7 +45,7 @@ def share_optimizer(states: Sequence[State], coefficients: Coefficients, policy:
         for state in states:
             state.optimizer_rows[name].copy_(merged)
     for state in states:
-        state.optimizer_slots = {name: sorted(found) for name, found in slots.items()}
+        state.optimizer_slots = {name: sorted(positions) for name, positions in slots.items()}
         state.optimizer_loose = copy.deepcopy(loose)
 
 
