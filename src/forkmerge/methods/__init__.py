@@ -16,18 +16,8 @@ from forkmerge.methods._olaux import OL_AUX
 from forkmerge.methods._rlw import RLW
 from forkmerge.methods._surgery import GradVac, PCGrad, TargetAwareGradVac, TargetAwarePCGrad
 from forkmerge.methods._uncertainty import UW
-from forkmerge.methods.base import (
-    Array,
-    GramianMethod,
-    LossMethod,
-    MatrixMethod,
-    Method,
-    MethodState,
-    Setup,
-    View,
-    adam,
-    spread,
-)
+from forkmerge.methods.base import GramianMethod, LossMethod, MatrixMethod, Method, MethodState, View, adam, spread
+from forkmerge.methods.context import Array, Setup
 from forkmerge.methods.data_sheet import facts_of
 from forkmerge.methods.registry import METHODS, method_from, methods_markdown, methods_table
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from forkmerge.errors import ProblemError
-from forkmerge.methods.base import LossMethod, MethodState, Setup, View, constant, pick
+from forkmerge.methods.base import LossMethod, MethodState, View, constant, pick
+from forkmerge.methods.context import MethodContext, Setup
 from forkmerge.methods.solvers import arml_step
-
-if TYPE_CHECKING:
-    from forkmerge.engine.training.method_context import MethodContext
 
 
 @dataclass(frozen=True)
@@ -59,12 +56,12 @@ class ARML(LossMethod):
         """Start from weights of 1."""
         return {"weights": constant(1.0, setup)}
 
-    def before_step(self, probe: MethodContext, state: MethodState) -> None:
+    def before_step(self, context: MethodContext, state: MethodState) -> None:
         """Move a, every 20th step."""
-        if (probe.step + 1) % self.every:
+        if (context.step + 1) % self.every:
             return
-        present, gramian = probe.gramian()
-        target = probe.setup.target
+        present, gramian = context.gramian()
+        target = context.setup.target
         if target not in present:
             return
         weights = state["weights"].cpu().double().numpy().copy()
@@ -76,8 +73,8 @@ class ARML(LossMethod):
         del losses
         return pick(state["weights"], view)
 
-    def after_step(self, probe: MethodContext, state: MethodState) -> None:
+    def after_step(self, context: MethodContext, state: MethodState) -> None:
         """Add the noise, if there is any."""
         del state
         if self.temperature > 0:
-            probe.add_noise(math.sqrt(2 * self.temperature * probe.lr))
+            context.add_noise(math.sqrt(2 * self.temperature * context.lr))

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from forkmerge.errors import ProblemError
-from forkmerge.methods.base import LossMethod, MethodState, Setup, View, adam, constant, pick
-
-if TYPE_CHECKING:
-    from forkmerge.engine.training.method_context import MethodContext
+from forkmerge.methods.base import LossMethod, MethodState, View, adam, constant, pick
+from forkmerge.methods.context import MethodContext, Setup
 
 LOOKS = ("second", "validation")
 
@@ -57,22 +55,22 @@ class AutoLambda(LossMethod):
         """Start from equal λ."""
         return {"weights": constant(self.initial, setup)}
 
-    def before_step(self, probe: MethodContext, state: MethodState) -> None:
+    def before_step(self, context: MethodContext, state: MethodState) -> None:
         """Look one step ahead, and move λ."""
-        assert probe.setup.target is not None
-        step = probe.descent(probe.gradient(dict(enumerate(state["weights"].unbind()))))
-        with probe.moved(probe.at_own_rates(step), -probe.lr):
-            ahead = probe.gradient({probe.setup.target: 1.0}, self.look_at)
+        assert context.setup.target is not None
+        step = context.descent(context.gradient(dict(enumerate(state["weights"].unbind()))))
+        with context.moved(context.at_own_rates(step), -context.lr):
+            ahead = context.gradient({context.setup.target: 1.0}, self.look_at)
         parts = [part.norm() for part in ahead if part is not None]
         if not parts:
             return
         # Where d is zero or not finite so is what follows, and λ stays.
-        reach, ahead = 0.01 / torch.stack(parts).norm(), probe.at_own_rates(ahead)
-        with probe.moved(ahead, reach):
-            above = probe.losses()
-        with probe.moved(ahead, -reach):
-            below = probe.losses()
-        slopes = -probe.lr * (above - below) / (2 * reach)
+        reach, ahead = 0.01 / torch.stack(parts).norm(), context.at_own_rates(ahead)
+        with context.moved(ahead, reach):
+            above = context.losses()
+        with context.moved(ahead, -reach):
+            below = context.losses()
+        slopes = -context.lr * (above - below) / (2 * reach)
         adam(state, "weights", torch.where(slopes.isfinite(), slopes, torch.nan), self.lr)
 
     def weights(self, losses: Tensor, view: View, state: MethodState) -> Tensor:

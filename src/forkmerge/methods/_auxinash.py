@@ -10,7 +10,8 @@ import numpy as np
 from forkmerge.errors import ProblemError
 from forkmerge.methods._autolambda import LOOKS
 from forkmerge.methods._nash import clipped
-from forkmerge.methods.base import Array, GramianMethod, MethodState, Setup, View
+from forkmerge.methods.base import GramianMethod, MethodState, View
+from forkmerge.methods.context import Array, Setup
 from forkmerge.methods.solvers import nash, nash_jacobian
 
 
@@ -74,8 +75,8 @@ class AuxiNash(GramianMethod):
     def _learn(self, gramian: Array, weights: Array, powers: Array, view: View, state: MethodState) -> None:
         assert view.setup.target is not None
         assert view.target is not None
-        ahead = view.probe.gradient({view.setup.target: 1.0}, self.look_at)
-        products = view.probe.products(ahead)
+        ahead = view.context.gradient({view.setup.target: 1.0}, self.look_at)
+        products = view.context.products(ahead)
         if products is None:
             products = gramian[:, view.target]
         slope = -nash_jacobian(gramian, weights, powers).T @ products

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from forkmerge.methods.base import Array, GramianMethod, MethodState, View
+from forkmerge.methods.base import GramianMethod, MethodState, View
+from forkmerge.methods.context import Array
 from forkmerge.methods.solvers import Rescale, cagrad
 
 

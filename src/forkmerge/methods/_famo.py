@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from forkmerge.methods.base import LossMethod, MethodState, Setup, View, adam, constant, pick, spread
-
-if TYPE_CHECKING:
-    from forkmerge.engine.training.method_context import MethodContext
+from forkmerge.methods.base import LossMethod, MethodState, View, adam, constant, pick, spread
+from forkmerge.methods.context import MethodContext, Setup
 
 _SMALLEST = 1e-8  # what a loss that reached its lower bound counts as
 
@@ -55,13 +52,13 @@ class FAMO(LossMethod):
         shares = torch.softmax(pick(state["logits"], view), 0) / self._shifted(losses)
         return shares / shares.sum()
 
-    def after_step(self, probe: MethodContext, state: MethodState) -> None:
+    def after_step(self, context: MethodContext, state: MethodState) -> None:
         """Compare the losses on the same batch, and move ξ."""
         before: Tensor | None = state["before"]
         if before is None:
             return
         state["before"] = None
-        gains = self._shifted(before).log_() - self._shifted(probe.losses()).log_()
+        gains = self._shifted(before).log_() - self._shifted(context.losses()).log_()
         known = gains.isfinite()  # without a label, or a finite loss, before and after, ξ of a task stays
         shares = torch.softmax(torch.where(known, state["logits"], -torch.inf), 0)
         mean = shares @ torch.where(known, gains, 0.0)

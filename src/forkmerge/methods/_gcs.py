@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from forkmerge.methods.base import Array, GramianMethod, MethodState, View
+from forkmerge.methods.base import GramianMethod, MethodState, View
+from forkmerge.methods.context import Array
 from forkmerge.methods.solvers import gcs
 
 

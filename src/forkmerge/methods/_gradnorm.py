@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from forkmerge.methods.base import Array, GramianMethod, MethodState, Setup, View, adam, spread
+from forkmerge.methods.base import GramianMethod, MethodState, View, adam, spread
+from forkmerge.methods.context import Array, Setup
 
 
 @dataclass(frozen=True)

@@ -8,18 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from forkmerge.methods.base import (
-    Array,
-    GramianMethod,
-    LossMethod,
-    MethodState,
-    Setup,
-    View,
-    adam,
-    constant,
-    pick,
-    spread,
-)
+from forkmerge.methods.base import GramianMethod, LossMethod, MethodState, View, adam, constant, pick, spread
+from forkmerge.methods.context import Array, Setup
 from forkmerge.methods.solvers import imtl_g
 
 

@@ -8,7 +8,8 @@ from typing import Literal
 import numpy as np
 
 from forkmerge.errors import ProblemError
-from forkmerge.methods.base import Array, GramianMethod, MethodState, View
+from forkmerge.methods.base import GramianMethod, MethodState, View
+from forkmerge.methods.context import Array
 from forkmerge.methods.solvers import min_norm, min_norm_frank_wolfe
 
 

@@ -9,7 +9,8 @@ from typing import Literal
 import numpy as np
 
 from forkmerge.errors import ProblemError
-from forkmerge.methods.base import Array, GramianMethod, MethodState, Setup, View
+from forkmerge.methods.base import GramianMethod, MethodState, View
+from forkmerge.methods.context import Array, Setup
 from forkmerge.methods.solvers import nash, nash_truncated
 
 

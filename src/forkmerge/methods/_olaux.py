@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from forkmerge.errors import ProblemError
-from forkmerge.methods.base import Array, GramianMethod, MethodState, Setup, View
+from forkmerge.methods.base import GramianMethod, MethodState, View
+from forkmerge.methods.context import Array, Setup
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from forkmerge.methods.base import Array, GramianMethod, MethodState, Setup, View
+from forkmerge.methods.base import GramianMethod, MethodState, View
+from forkmerge.methods.context import Array, Setup
 from forkmerge.methods.solvers import gradvac, pcgrad
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from forkmerge.methods.base import LossMethod, MethodState, Setup, View, adam, constant, pick, spread
+from forkmerge.methods.base import LossMethod, MethodState, View, adam, constant, pick, spread
+from forkmerge.methods.context import Setup
 
 
 @dataclass(frozen=True)

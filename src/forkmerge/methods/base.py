@@ -5,38 +5,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from forkmerge.methods.context import Array, MethodContext, Setup
 from forkmerge.problem.randomness import derive
 
-if TYPE_CHECKING:
-    from forkmerge.engine.training.method_context import MethodContext
-
-Array = npt.NDArray[np.float64]
 MethodState = dict[str, Any]
 """Numbers, lists and tensors: saved with the branch, never merged."""
-
-
-@dataclass(frozen=True)
-class Setup:
-    """What a method knows before the first step.
-
-    Args:
-        tasks: All tasks of the branch, the target first where it takes part.
-        target: Position of the target in `tasks`; None where the branch does not train it.
-        epoch: Steps of one pass over the target's training data.
-        device: Where losses live.
-    """
-
-    tasks: tuple[str, ...]
-    target: int | None
-    epoch: int
-    device: torch.device
 
 
 @dataclass(frozen=True)
@@ -46,30 +24,36 @@ class View:
     Args:
         setup: What it knew before.
         present: Positions in `setup.tasks` of the K tasks of this step, ascending.
-        given: Their losses, times the branch's task weights, [K].
+        raw_losses: Their losses, times the branch's task weights, [K].
         step: The global step.
         lr: The model's current learning rate; a tensor where the optimizer keeps it as one.
         seed: Of this step's randomness for the method.
-        probe: Extra passes through the model, should the method need some.
+        context: Extra passes through the model, should the method need some.
     """
 
     setup: Setup
     present: tuple[int, ...]
-    given: Array | Tensor
+    raw_losses: Array | Tensor
     step: int
     lr: float | Tensor
     seed: int
-    probe: MethodContext
+    context: MethodContext
 
     @cached_property
     def losses(self) -> Array:
         """The losses as numbers. A loss method gets a tensor, and would make the host wait if it asked for them."""
-        return self.given.double().cpu().numpy() if isinstance(self.given, Tensor) else self.given
+        raw = self.raw_losses
+        return raw.double().cpu().numpy() if isinstance(raw, Tensor) else raw
 
     @cached_property
     def generator(self) -> torch.Generator:
         """Randomness of this step, a CPU generator."""
         return torch.Generator().manual_seed(derive(self.seed, "generator"))
+
+    @property
+    def probe(self) -> MethodContext:
+        """What `context` was called before."""
+        return self.context
 
     @property
     def target(self) -> int | None:
@@ -103,10 +87,10 @@ class Method(ABC):  # noqa: B024 - its three kinds below have the abstract metho
         del setup
         return {}
 
-    def before_step(self, probe: MethodContext, state: MethodState) -> None:  # noqa: B027 - optional
+    def before_step(self, context: MethodContext, state: MethodState) -> None:  # noqa: B027 - optional
         """Look ahead, with extra passes, once the step's batches are read and before its forward pass."""
 
-    def after_step(self, probe: MethodContext, state: MethodState) -> None:  # noqa: B027 - optional
+    def after_step(self, context: MethodContext, state: MethodState) -> None:  # noqa: B027 - optional
         """Look back after the optimizer's step."""
 
 
@@ -186,9 +170,9 @@ def adam(
     )
     first, second, first_weight, second_weight = new.unbind()
     moved = values - lr * (first / first_weight).div_((second / second_weight).sqrt_().add_(1e-8))
-    known = gradient == gradient
-    state[name] = torch.where(known, moved, values)
-    state[f"{name}_adam"] = torch.where(known, new, averages)
+    has_gradient = gradient == gradient  # not NaN
+    state[name] = torch.where(has_gradient, moved, values)
+    state[f"{name}_adam"] = torch.where(has_gradient, new, averages)
 
 
 @lru_cache(maxsize=16)

@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 
 import forkmerge as fm
 from forkmerge.engine.training.branch import BranchResult, train_branch
-from forkmerge.engine.training.method_context import MethodContext
+from forkmerge.engine.training.method_context import StepContext
 from forkmerge.engine.training.step_loop import StepLoop
 from forkmerge.methods import EW, MGDA, Array, GramianMethod, LossMethod, MatrixMethod, MethodState, PCGrad, View
 from forkmerge.problem import example_order, randomness
@@ -377,17 +377,17 @@ class TestSharedParameters:
 class Looker(LossMethod):
     """Asks for every kind of extra pass, and changes nothing."""
 
-    def before_step(self, probe: MethodContext, state: MethodState) -> None:
+    def before_step(self, probe: StepContext, state: MethodState) -> None:
         self._look(probe, state)
 
-    def after_step(self, probe: MethodContext, state: MethodState) -> None:
+    def after_step(self, probe: StepContext, state: MethodState) -> None:
         self._look(probe, state)
 
     def weights(self, losses: Tensor, view: View, state: MethodState) -> Tensor:
-        self._look(view.probe, state)
+        self._look(view.context, state)
         return torch.ones_like(losses)
 
-    def _look(self, probe: MethodContext, state: MethodState) -> None:
+    def _look(self, probe: StepContext, state: MethodState) -> None:
         ahead = probe.gradient({0: 1.0, 1: -2.0})
         with probe.moved(ahead, 0.5):
             probe.losses("second")
@@ -469,10 +469,10 @@ class TestProbe:
         @dataclass(frozen=True)
         class Compare(GramianMethod):
             def weights(self, gramian: Array, view: View, state: MethodState) -> Array:
-                second = view.probe.gradient({1: 2.0}, "second")
-                products = view.probe.products(second)
+                second = view.context.gradient({1: 2.0}, "second")
+                products = view.context.products(second)
                 assert products is not None
-                seen.append((gramian, view.probe.cross_gramian(view.present)))
+                seen.append((gramian, view.context.cross_gramian(view.present)))
                 np.testing.assert_allclose(products, 2 * gramian[:, 1], rtol=1e-9)
                 return np.ones(len(gramian))
 
@@ -483,7 +483,7 @@ class TestProbe:
 
     def _probe(
         self, net: nn.Module, problem: Any = None, binding: Any = None, step: int = 0
-    ) -> tuple[StepLoop, MethodContext]:
+    ) -> tuple[StepLoop, StepContext]:
         training = fm.Training(optimizer=SGD, method=EW())
         used = binding or training.binding(net)
         if binding is None:
@@ -492,7 +492,7 @@ class TestProbe:
         loop = StepLoop(used, problem or problem_with(shared_losses), mixture, training, 0, range(step, step + 1), {})
         feeds = {name: loop._feed(name, stream, [TASKS]) for name, stream in loop.problem.stream_map.items()}
         loop.last_batches = loop._read(feeds, TASKS, step, 0)
-        return loop, MethodContext(loop, step)
+        return loop, StepContext(loop, step)
 
 
 class Counter(nn.Module):

@@ -13,22 +13,13 @@ from forkmerge.engine.training.model_binding import ModelBinding
 from forkmerge.engine.training.shared_parameters import GradientLayouts, dense
 from forkmerge.engine.training.task_gradients import RepresentationGradients, TaskGradients, TaskLoss
 from forkmerge.errors import ProblemError
-from forkmerge.methods.base import (
-    Array,
-    GramianMethod,
-    LossMethod,
-    MatrixMethod,
-    Method,
-    MethodState,
-    Setup,
-    View,
-    precise,
-)
+from forkmerge.methods.base import GramianMethod, LossMethod, MatrixMethod, Method, MethodState, View, precise
+from forkmerge.methods.context import Array, Setup
 from forkmerge.problem.prefetch import move
 from forkmerge.problem.randomness import derive, set_random_state
 
 if TYPE_CHECKING:
-    from forkmerge.engine.training.method_context import MethodContext
+    from forkmerge.engine.training.method_context import StepContext
     from forkmerge.engine.training.options import Training
 
 Micros = list[list[TaskLoss]]
@@ -78,33 +69,33 @@ class TaskCombiner:
         self.plans = GradientLayouts(state["shared"])
         self.reports: dict[str, dict[str, int]] = {}
 
-    def backward(self, micros: Micros, step: int, probe: MethodContext) -> None:
+    def backward(self, micros: Micros, step: int, context: StepContext) -> None:
         """Set every parameter's gradient from the losses of a step."""
         found = {item.task for losses in micros for item in losses}
         present = [task for task in self.setup.tasks if task in found]
         if isinstance(self.method, LossMethod):
-            self._weigh_losses(self.method, micros, present, step, probe)
+            self._weigh_losses(self.method, micros, present, step, context)
         else:
-            self._weigh_gradients(micros, present, step, probe)
+            self._weigh_gradients(micros, present, step, context)
 
     def report(self, what: str, task: str) -> None:
         """Count something odd about a task."""
         counts = self.reports.setdefault(what, {})
         counts[task] = counts.get(task, 0) + 1
 
-    def _view(self, tasks: list[str], losses: Array | Tensor, step: int, probe: MethodContext) -> View:
+    def _view(self, tasks: list[str], losses: Array | Tensor, step: int, context: StepContext) -> View:
         return View(
             setup=self.setup,
             present=tuple(self.setup.tasks.index(task) for task in tasks),
-            given=losses,
+            raw_losses=losses,
             step=step,
             lr=self.binding.optimizer.param_groups[0]["lr"],
             seed=derive(self.seed, "method", step),
-            probe=probe,
+            context=context,
         )
 
     def _weigh_losses(
-        self, method: LossMethod, micros: Micros, present: list[str], step: int, probe: MethodContext
+        self, method: LossMethod, micros: Micros, present: list[str], step: int, context: StepContext
     ) -> None:
         if self.careful:
             micros, present = self._with_finite_losses(micros, present)
@@ -115,7 +106,7 @@ class TaskCombiner:
         # Mostly there is one part per task, in the tasks' order.
         simple = [item.task for item in items] == present
         losses = (parts.detach() if simple else _sums(micros, present)).to(precise(self.setup.device))
-        found = method.weights(losses, self._view(present, losses, step, probe), self.own)
+        found = method.weights(losses, self._view(present, losses, step, context), self.own)
         weights = torch.as_tensor(found, dtype=losses.dtype, device=losses.device)
         self._check_shape(weights, len(present))
         if self.careful and not bool(weights.isfinite().all()):
@@ -128,7 +119,7 @@ class TaskCombiner:
         self.binding.scaler.scale(total).backward()
         # An enabled scaler looks for itself, and skips the step.
         if self.careful and not self.binding.scaler.is_enabled() and not _are_finite(self._gradients()):
-            self._leave_out_bad(dict(zip(present, weights.tolist(), strict=True)), probe)
+            self._leave_out_bad(dict(zip(present, weights.tolist(), strict=True)), context)
 
     def _with_finite_losses(self, micros: Micros, present: list[str]) -> tuple[Micros, list[str]]:
         """Leave out tasks whose loss is not finite, and report them."""
@@ -142,11 +133,11 @@ class TaskCombiner:
     def _gradients(self) -> list[Tensor]:
         return [p.grad for p in self.binding.layout.parameters if p.grad is not None]
 
-    def _leave_out_bad(self, factors: dict[str, float], probe: MethodContext) -> None:
+    def _leave_out_bad(self, factors: dict[str, float], context: StepContext) -> None:
         """Differentiate the tasks one by one, and leave out those whose gradient is not finite."""
         self.binding.optimizer.zero_grad(set_to_none=True)
         for task, factor in factors.items():
-            gradient = probe.gradient({self.setup.tasks.index(task): factor})
+            gradient = context.gradient({self.setup.tasks.index(task): factor})
             if not _are_finite([g for g in gradient if g is not None]):
                 self.report("not finite", task)
                 continue
@@ -154,7 +145,7 @@ class TaskCombiner:
                 if g is not None:
                     parameter.grad = g if parameter.grad is None else parameter.grad + g
 
-    def _weigh_gradients(self, micros: Micros, present: list[str], step: int, probe: MethodContext) -> None:
+    def _weigh_gradients(self, micros: Micros, present: list[str], step: int, context: StepContext) -> None:
         kind = RepresentationGradients if self.training.gradients == "representation" else TaskGradients
         gradients = kind(self.binding.layout.parameters, present, self.plans)
         sums = _sums(micros, present)
@@ -175,7 +166,7 @@ class TaskCombiner:
         if not good or not gradients.matrix:
             gradients.apply(np.zeros(len(present)))
             return
-        view = self._view([present[row] for row in good], values[good], step, probe.beside(gradients, good, scale))
+        view = self._view([present[row] for row in good], values[good], step, context.beside(gradients, good, scale))
         if isinstance(self.method, MatrixMethod):
             self._apply_direction(gradients, good, view, scale)
         else:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -16,36 +15,30 @@ from forkmerge.engine.training.batchnorm import statistics_frozen
 from forkmerge.engine.training.task_gradients import TaskGradients, TaskLoss, task_gradient
 from forkmerge.errors import ProblemError
 from forkmerge.methods.base import precise
+from forkmerge.methods.context import Array, Direction, MethodContext, Which
 from forkmerge.problem.batches import batches
 from forkmerge.problem.randomness import derive
 
 if TYPE_CHECKING:
     from forkmerge.engine.training.step_loop import StepLoop
 
-Array = npt.NDArray[np.float64]
-Which = Literal["this", "second", "validation"]
-"""A step's own batch; another one of the training data; one of the target's validation data."""
-Direction = Sequence["Tensor | None"]
-"""A vector over all trainable parameters, part by part; None is zero."""
 Reading = tuple[str, Any, int]
 """A stream's name, a batch of it, and the seed of its forward pass."""
 
 
-class MethodContext:
-    """What a method may look at around a step.
+class StepContext(MethodContext):
+    """The context of a step of a training loop; `MethodContext` says what it offers.
 
-    Extra forward passes run in training mode with randomness of the step's own, and move no running statistics.
-
-    Attributes:
+    Args:
+        loop: The loop.
         step: The global step.
-        setup: The tasks.
     """
 
     def __init__(self, loop: StepLoop, step: int) -> None:
         self._loop, self.step, self.setup = loop, step, loop.setup
         self._beside: tuple[TaskGradients, list[int], float] | None = None
 
-    def beside(self, gradients: TaskGradients, rows: list[int], scale: float) -> MethodContext:
+    def beside(self, gradients: TaskGradients, rows: list[int], scale: float) -> StepContext:
         """Remember the gradients of the step's tasks, of which the method sees the given rows."""
         self._beside = (gradients, rows, scale)
         return self
@@ -63,14 +56,14 @@ class MethodContext:
     def losses(self, which: Which = "this") -> Tensor:
         """Return the weighted losses of all tasks at the current weights; NaN stands for a task without a label."""
         with torch.no_grad():
-            found = self._sums(self._compute(which, self.setup.tasks))
+            sums = self._sums(self._compute(which, self.setup.tasks))
         missing = torch.full((), torch.nan, device=self.setup.device)
-        return torch.stack([found.get(task, missing) for task in self.setup.tasks]).to(precise(self.setup.device))
+        return torch.stack([sums.get(task, missing) for task in self.setup.tasks]).to(precise(self.setup.device))
 
     def gradient(self, weights: Mapping[int, float | Tensor], which: Which = "this") -> list[Tensor | None]:
         """Return ∇ Σ w_i L_i for every trainable parameter, at the current weights."""
-        found = self._sums(self._compute(which, [self.setup.tasks[i] for i in weights]))
-        parts = [found[self.setup.tasks[i]] * weight for i, weight in weights.items() if self.setup.tasks[i] in found]
+        sums = self._sums(self._compute(which, [self.setup.tasks[i] for i in weights]))
+        parts = [sums[self.setup.tasks[i]] * weight for i, weight in weights.items() if self.setup.tasks[i] in sums]
         if not parts:
             return [None] * len(self.parameters)
         scaler = self._loop.binding.scaler
@@ -80,39 +73,29 @@ class MethodContext:
         return [None if g is None else g / scaler.get_scale() for g in gradient]
 
     def gramian(self, which: Which = "this") -> tuple[list[int], Array]:
-        """Return the tasks that have a label and the Gramian of their gradients on shared parameters.
-
-        For loss methods, which see no gradients otherwise.
-        """
-        found = self._compute(which, self.setup.tasks, cut=True)
-        present = [i for i, task in enumerate(self.setup.tasks) if any(item.task == task for item in found)]
+        """Return the tasks that have a label and the Gramian of their gradients on shared parameters."""
+        losses = self._compute(which, self.setup.tasks, cut=True)
+        present = [i for i, task in enumerate(self.setup.tasks) if any(item.task == task for item in losses)]
         combiner = self._loop.combiner
         assert combiner is not None
         gradients = TaskGradients(self.parameters, [self.setup.tasks[i] for i in present], combiner.plans)
-        gradients.add(sorted(found, key=lambda item: self.setup.tasks.index(item.task)))
+        gradients.add(sorted(losses, key=lambda item: self.setup.tasks.index(item.task)))
         gradients.build()
         return present, gradients.gramian().cpu().double().numpy()
 
     def products(self, direction: Direction) -> Array | None:
-        """Return ⟨g_k, v⟩ over the shared parameters, for the gradients of the K tasks that the method sees, [K].
-
-        None where gradients are compared at the representation.
-        """
+        """Return ⟨g_k, v⟩ over the shared parameters, for the gradients of the K tasks that the method sees, [K]."""
         assert self._beside is not None, "a method sees gradients inside `weights` or `direction` only"
         gradients, rows, scale = self._beside
-        found = gradients.products(direction)
-        if found is None:
+        products = gradients.products(direction)
+        if products is None:
             return None
-        result: Array = found.cpu().double().numpy()[rows] / scale
+        result: Array = products.cpu().double().numpy()[rows] / scale
         return result
 
     def cross_gramian(self, present: Sequence[int], which: Which = "second") -> Array:
-        """Return ⟨g_i, h_j⟩ for the gradients of this step and those of another batch, [K, K]; not symmetric.
-
-        A task without a label in the other batch has a column of zeros.
-        """
-        found = self._compute(which, [self.setup.tasks[i] for i in present])
-        sums, columns = self._sums(found), []
+        """Return ⟨g_i, h_j⟩ for the gradients of this step and those of another batch, [K, K]; not symmetric."""
+        sums, columns = self._sums(self._compute(which, [self.setup.tasks[i] for i in present])), []
         for i in present:
             task = self.setup.tasks[i]
             column = self.products(task_gradient(sums[task], [], self.parameters, keep=True)) if task in sums else None
@@ -197,7 +180,7 @@ class MethodContext:
         loop = self._loop
         if which == "this":
             return loop.last_batches
-        seed, found = derive(loop.seed, which), []
+        seed, readings = derive(loop.seed, which), []
         accumulate = loop.training.accumulate
         positions = range(self.step * accumulate, (self.step + 1) * accumulate)
         for name, stream in loop.streams.items():
@@ -210,5 +193,5 @@ class MethodContext:
             elif not any(task in self.setup.tasks for task in stream.tasks):
                 continue
             for position, batch in zip(positions, batches(name, stream, positions, seed, loop.device), strict=True):
-                found.append((name, batch, derive(seed, name, "forward", position)))
-        return found
+                readings.append((name, batch, derive(seed, name, "forward", position)))
+        return readings

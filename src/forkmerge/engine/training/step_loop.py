@@ -14,10 +14,11 @@ from torch import Tensor
 
 from forkmerge.engine.training.batchnorm import BatchNorm, moved_norms, untracked
 from forkmerge.engine.training.combine_tasks import TaskCombiner
-from forkmerge.engine.training.method_context import MethodContext, Reading
+from forkmerge.engine.training.method_context import Reading, StepContext
 from forkmerge.engine.training.model_binding import ModelBinding
 from forkmerge.engine.training.task_gradients import TaskLoss
-from forkmerge.methods.base import LossMethod, MethodState, Setup, has_hook
+from forkmerge.methods.base import LossMethod, MethodState, has_hook
+from forkmerge.methods.context import Setup
 from forkmerge.problem.batches import Batches, batches
 from forkmerge.problem.definition import Context, Problem, Stream
 from forkmerge.problem.exact_sum import add_exactly, rounded
@@ -100,7 +101,7 @@ class StepLoop:
                 self.untouched = self._without_gradient()
             self._update(has_loss)
             if self.combiner is not None and has_hook(self.combiner.method, "after_step"):
-                self.combiner.method.after_step(MethodContext(self, step), self.combiner.own)
+                self.combiner.method.after_step(StepContext(self, step), self.combiner.own)
 
     @property
     def reports(self) -> dict[str, dict[str, int]]:
@@ -239,13 +240,13 @@ class StepLoop:
         """Let the method combine the tasks; False if there was no label for any of them."""
         readings = [self._read(feeds, tasks, step, micro) for micro in range(self.training.accumulate)]
         self.last_batches = [reading for part in readings for reading in part]
-        probe = MethodContext(self, step)
+        context = StepContext(self, step)
         if has_hook(combiner.method, "before_step"):
-            combiner.method.before_step(probe, combiner.own)
+            combiner.method.before_step(context, combiner.own)
         micros = [self._forward(part, tasks, step) for part in readings]
         if not any(micros):
             return False
-        combiner.backward(micros, step, probe)
+        combiner.backward(micros, step, context)
         return any(p.grad is not None for p in self.binding.layout.parameters)
 
     def _update(self, has_loss: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 import torchjd
@@ -15,13 +15,11 @@ from torchjd.scalarization import Scalarizer
 
 from forkmerge.errors import ProblemError
 from forkmerge.methods.base import (
-    Array,
     GramianMethod,
     LossMethod,
     MatrixMethod,
     Method,
     MethodState,
-    Setup,
     View,
     adam,
     constant,
@@ -29,12 +27,10 @@ from forkmerge.methods.base import (
     precise,
     spread,
 )
+from forkmerge.methods.context import Array, MethodContext, Setup
 from forkmerge.methods.torchjd.module_state import export_state, import_state, opaque_attributes
 from forkmerge.methods.torchjd.names import build_named
 from forkmerge.problem.randomness import set_random_state
-
-if TYPE_CHECKING:
-    from forkmerge.engine.training.method_context import MethodContext
 
 
 @dataclass(frozen=True)
@@ -147,13 +143,13 @@ class TorchJDScalarizer(_Adapter, LossMethod):
         self._close("", module, state)
         return pick(found[0].to(losses), view)
 
-    def after_step(self, probe: MethodContext, state: MethodState) -> None:
+    def after_step(self, context: MethodContext, state: MethodState) -> None:
         """Tell the object the losses of the same batch after the step, if it asks for them."""
-        tasks = len(probe.setup.tasks)
+        tasks = len(context.setup.tasks)
         if not hasattr(self._module(tasks), "update") or "" not in state["objects"]:
             return
         module = self._open("", tasks, state)
-        losses = probe.losses()
+        losses = context.losses()
         values = torch.where(losses.isfinite(), losses, state["last"])
         cast(Any, module).update(values.to(torch.get_default_dtype()))
         self._close("", module, state)
@@ -241,7 +237,7 @@ class TorchJDAggregator(_Adapter, MatrixMethod):
             return self._call(_key(view), view, state, matrix)
         statistic = matrix
         if _wants_two_batches(module):
-            statistic = torch.from_numpy(view.probe.cross_gramian(view.present)).to(matrix)
+            statistic = torch.from_numpy(view.context.cross_gramian(view.present)).to(matrix)
         return self._call(_key(view), view, state, statistic) @ matrix
 
 
