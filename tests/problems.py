@@ -21,6 +21,9 @@ from torch.utils.data import Dataset, TensorDataset
 
 import forkmerge as fm
 from forkmerge.algorithms.run_record import Run
+from forkmerge.engine.merging.arithmetic import Coefficients, vertices
+from forkmerge.engine.merging.find_merge import MergeProblem
+from forkmerge.engine.merging.race import Entrant, ScoredEntrant
 from forkmerge.engine.training import branch as branch_module
 from forkmerge.problem import example_order, randomness
 
@@ -352,3 +355,30 @@ def _diverging(
 ) -> dict[str, Tensor]:
     losses = shared_losses(model, batch, tasks, context)
     return {t: loss * torch.nan if t == bad and context.step >= at else loss for t, loss in losses.items()}
+
+
+class ScoredMerge(MergeProblem):
+    """A merge whose scores are a function of the coefficients, and of nothing else."""
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        score: Callable[[Coefficients], float],
+        *,
+        sample: Callable[[Coefficients], float] | None = None,
+        faults: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(names, faults, on_sample=sample is not None)
+        self.full, self.sample, self.singles = score, sample or score, vertices(len(names))
+
+    def score_branch(self, index: int) -> float:
+        return self.full(self.singles[index])
+
+    def score(self, coefficients: Coefficients) -> float:
+        return self.full(coefficients)
+
+    def sample_score_of_branch(self, index: int) -> float:
+        return self.sample(self.singles[index])
+
+    def enter(self, candidates: Sequence[Coefficients], guides: Sequence[Coefficients]) -> list[Entrant]:
+        return [ScoredEntrant(self.sample(coefficients)) for coefficients in candidates]

@@ -27,6 +27,7 @@ from problems import (
     TASKS,
     Counted,
     Point,
+    ScoredMerge,
     bits,
     counting_steps,
     diverge_from,
@@ -387,15 +388,8 @@ class TestSubSample:
         assert len({tuple(labels) for labels in drawn if len(labels) == 7}) == 2
 
     def find(self, sub: dict[Any, float], full: dict[Any, float]) -> Any:
-        states = {c: State(0, {"r": torch.tensor(c)}) for c in ((1.0, 0.0), (0.0, 1.0), (0.5, 0.5))}
-        return find_merge(
-            ["a", "b"],
-            [states[1.0, 0.0], states[0.0, 1.0]],
-            search=fm.Grid(2),
-            score=lambda state: full[tuple(state.rows["r"].tolist())],
-            search_score=lambda state: sub[tuple(state.rows["r"].tolist())],
-            blend=lambda c: states[c],
-        )
+        problem = ScoredMerge(["a", "b"], full.__getitem__, sample=sub.__getitem__)
+        return find_merge(problem, fm.Grid(2))
 
     def test_the_best_branch_is_installed_if_the_winner_loses_to_it_on_all_data(self) -> None:
         sub = {(1.0, 0.0): 0.0, (0.0, 1.0): 0.0, (0.5, 0.5): 1.0}
@@ -727,15 +721,8 @@ class TestRounds:
                 assert len(set(tried)) == len(tried)
 
     def test_uniform_merging_shares_the_part_of_a_lost_branch(self) -> None:
-        found = find_merge(
-            ["a", "b", "c"],
-            [State(0, {"r": torch.zeros(1)})] * 3,
-            search=fm.Fixed((0.5, 0.25, 0.25)),
-            score=lambda state: 1.0,
-            blend=lambda coefficients: State(0, {"r": torch.zeros(1)}),
-            faults={"a": "lost"},
-        )
-        assert found.coefficients == {"a": 0.0, "b": 0.5, "c": 0.5}
+        problem = ScoredMerge(["a", "b", "c"], lambda coefficients: 1.0, faults={"a": "lost"})
+        assert find_merge(problem, fm.Fixed((0.5, 0.25, 0.25))).coefficients == {"a": 0.0, "b": 0.5, "c": 0.5}
 
 
 @pytest.fixture(scope="module")

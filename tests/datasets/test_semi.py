@@ -238,7 +238,7 @@ class TestLosses:
             net.heads["class"].weight.mul_(30)
         logits = net(prepared(images), "class")
         sure, classes = logits.softmax(1).max(1)
-        threshold = sure.sort().values[2].item()
+        threshold = sure.sort().values[2:4].mean().item()  # between two: the last bits may differ between passes
         kept = sure > threshold
         assert 0 < kept.sum() < 5
         expected = cross_entropy(logits[kept], classes[kept], reduction="sum") / 5

@@ -319,6 +319,6 @@ def test_what_was_measured_of_a_state_is_not_believed_of_another_at_its_address(
     address = id(state)
     del state
     other = State(0, {})  # which may get the address of the first, but not whenever a test would like it to
-    judge._known[id(other)] = judge._known[address]
+    judge._measured[id(other)] = judge._measured[address]
     assert judge.known_metrics(other) == {}
-    assert judge.seconds(other) == 0.0
+    assert judge.seconds([other]) == 0.0

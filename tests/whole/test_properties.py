@@ -24,6 +24,7 @@ from problems import (
     SGD,
     TASKS,
     Augmented,
+    ScoredMerge,
     Stopped,
     Untouchable,
     bits,
@@ -153,15 +154,8 @@ class TestNeverBelowTheBestBranch:
                 return 3
 
         scores = {(1.0, 0.0): 2.0, (0.0, 1.0): 1.0, (0.5, 0.5): 0.0}
-        states = [State(0, {"r": torch.tensor(v)}) for v in ((1.0, 0.0), (0.0, 1.0), (0.5, 0.5))]
-        found = find_merge(
-            ["a", "b"],
-            states[:2],
-            search=Wrong(),
-            score=lambda state: scores[tuple(state.rows["r"].tolist())],
-            blend=lambda coefficients: states[[(1.0, 0.0), (0.0, 1.0), (0.5, 0.5)].index(coefficients)],
-        )
-        assert (found.coefficients, found.score) == ({"a": 1.0, "b": 0.0}, 2.0)
+        merge = find_merge(ScoredMerge(["a", "b"], scores.__getitem__), Wrong())
+        assert (merge.coefficients, merge.score) == ({"a": 1.0, "b": 0.0}, 2.0)
 
 
 class TestWhatAMergeKeeps:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from paths import ROOT
 from problems import facts, fit, same_bits
 from recorded_runs import FILE, FOLDERS, INTERRUPTED, all_cases, checksum, machine
 
@@ -23,6 +27,15 @@ elsewhere = pytest.mark.skipif(
 @pytest.mark.parametrize("name", all_cases())
 def test_a_run_ends_with_the_bits_that_were_recorded(name: str, tmp_path: Path) -> None:
     assert checksum(all_cases()[name](tmp_path)) == RECORDED["sha256"][name]
+
+
+@pytest.mark.skipif("AVX512" not in machine()["cpu"], reason="only a newer processor can do as an older one does")
+def test_on_a_newer_processor_the_bits_are_checked_with_the_instructions_they_were_recorded_with() -> None:
+    older = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
+    command = [sys.executable, "-m", "pytest", "-n", "0", "-q", "-p", "no:cacheprovider", __file__]
+    checked = subprocess.run(command, env={**os.environ, **older}, cwd=ROOT, capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stdout[-3000:]
+    assert "SKIPPED [1]" in checked.stdout, "all but this test itself"
 
 
 def test_every_recorded_run_is_checked() -> None:

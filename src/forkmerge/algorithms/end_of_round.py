@@ -19,7 +19,7 @@ from forkmerge.engine.merging.batchnorm_policy import refresh_with
 from forkmerge.engine.merging.blend import Blender
 from forkmerge.engine.merging.find_merge import Merge, MergeProblem, find_merge
 from forkmerge.engine.merging.measure_candidate import MeasureRequest
-from forkmerge.engine.merging.race import Entrant, Known
+from forkmerge.engine.merging.race import Entrant, ScoredEntrant
 from forkmerge.engine.merging.race_over_examples import ExampleRace
 from forkmerge.engine.merging.relevance import task_relevance
 from forkmerge.engine.merging.searches import Search
@@ -139,8 +139,8 @@ class ValidatedMerge(MergeProblem):
         if self.race is not None:
             return self.race.enter(candidates, guides)
         if self.executor.workers == 1 or len(candidates) == 1:
-            return [Known(self._whole_pass(coefficients)) for coefficients in candidates]
-        return [Known(score) for score in self._passes_of_workers(candidates)]
+            return [ScoredEntrant(self._whole_pass(coefficients)) for coefficients in candidates]
+        return [ScoredEntrant(score) for score in self._passes_of_workers(candidates)]
 
     def metrics_of(self, coefficients: Coefficients) -> dict[str, float]:
         """Return the metrics of the winner as the search has measured them; empty if no branch could be used."""

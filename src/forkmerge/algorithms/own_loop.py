@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -15,6 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from forkmerge.algorithms.copy_training import copy_training
 from forkmerge.algorithms.faulty_branches import find_faulty
+from forkmerge.algorithms.paired_loader import paired_batches
 from forkmerge.engine.merging.arithmetic import Coefficients
 from forkmerge.engine.merging.blend import Blender
 from forkmerge.engine.merging.find_merge import MergeProblem, find_merge
@@ -26,7 +26,7 @@ from forkmerge.engine.training.options import Mixture
 from forkmerge.engine.training.state import Layout, State, check_same_parameters
 from forkmerge.errors import ProblemError, unknown_name
 from forkmerge.problem.definition import check_weight
-from forkmerge.problem.randomness import derive, random_state_kept, set_random_state
+from forkmerge.problem.randomness import derive, random_state_kept
 from forkmerge.problem.scoring import evaluating
 
 Score = Callable[[nn.Module], float]
@@ -79,26 +79,9 @@ class ForkedBranch:
         The n-th pass of a round is a pure function of the fork's seed, for shuffling, augmentation (also in
         loader workers) and dropout alike. The caller's random states come back when the pass ends.
         """
-        if getattr(loader, "persistent_workers", False):
-            raise ProblemError(
-                "a loader with persistent_workers=True keeps its workers' random states from one pass to the next, so "
-                "branches would get different augmentations: make it with persistent_workers=False."
-            )
         seed = derive(self._seed, "paired", self._round, self._passes)
         self._passes += 1
-        with random_state_kept(), _seeded_generators(loader, seed):
-            set_random_state(derive(seed, "loader"))
-            iterator = iter(loader)
-            position = 0
-            while True:
-                set_random_state(derive(seed, "data", position))
-                try:
-                    batch = next(iterator)
-                except StopIteration:
-                    return
-                set_random_state(derive(seed, "forward", position))
-                yield batch
-                position += 1
+        yield from paired_batches(loader, seed)
 
     def __repr__(self) -> str:
         return f"ForkedBranch({self.name!r}, {self.task_weights})"
@@ -335,19 +318,3 @@ class _OwnMerge(MergeProblem):
             return float(value)
         except (TypeError, ValueError, RuntimeError):
             raise ProblemError(f"score must return one number, higher is better; got {value!r:.80}.") from None
-
-
-@contextmanager
-def _seeded_generators(loader: Any, seed: int) -> Iterator[None]:
-    """Seed the generators a loader and its samplers own, and give them their states back on exit."""
-    owners = [loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)]
-    owners.append(getattr(owners[2], "sampler", None))
-    generators = {id(g): g for owner in owners if isinstance(g := getattr(owner, "generator", None), torch.Generator)}
-    before = [(generator, generator.get_state()) for generator in generators.values()]
-    for index, (generator, _) in enumerate(before):
-        generator.manual_seed(derive(seed, "generator", index))
-    try:
-        yield
-    finally:
-        for generator, state in before:
-            generator.set_state(state)

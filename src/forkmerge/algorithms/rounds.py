@@ -10,7 +10,7 @@ from typing import Any
 from forkmerge.algorithms.checkpoint import Phase, RunState, Selection, Snapshot
 from forkmerge.algorithms.end_of_round import EndOfRound, MergedRound, TrainedRound, prune, record_of
 from forkmerge.algorithms.floor import FLOOR, floor_segment, prefer_floor
-from forkmerge.algorithms.mixtures import check_mixtures, reference_branch, scale_auxiliaries
+from forkmerge.algorithms.mixtures import reference_branch
 from forkmerge.algorithms.refit import finish_refit, give_up, replay_merge, skip_search, start_refit, take_chosen
 from forkmerge.algorithms.run_record import Round
 from forkmerge.algorithms.settings import Settings
@@ -18,10 +18,8 @@ from forkmerge.algorithms.validation import Validator
 from forkmerge.engine.executors.serial import Segment, SerialExecutor
 from forkmerge.engine.storage.run_folder import NoStore, RunFolder
 from forkmerge.engine.training.branch import BranchResult
-from forkmerge.engine.training.options import Mixture
 from forkmerge.engine.training.release_memory import MappedRows
 from forkmerge.engine.training.state import State
-from forkmerge.problem.definition import Problem
 
 Observe = Callable[[Mapping[str, Any]], None]
 
@@ -82,7 +80,7 @@ class Rounds:
         settings, problem = self.settings, self.job.problem
         initial = self.binding.initial()
         probes = self._probe(initial)
-        mixtures = branches_of(settings, self.job.problem, probes)
+        mixtures = settings.branches(problem, probes)
         self.state = RunState(
             phase=Phase.SEARCH,
             mixtures=mixtures,
@@ -128,10 +126,8 @@ class Rounds:
 
     def _probe(self, initial: State) -> dict[str, float]:
         """Score a short run of every probe; most constructors have none."""
-        constructor = self.settings.constructor
-        scale = self.settings.auxiliary_scale
-        probes = [scale_auxiliaries(probe, self.target, scale) for probe in constructor.probes(self.job.problem)]
-        segments = [Segment(Phase.SEARCH.value, probe, constructor.probe_steps) for probe in probes]
+        probes, steps = self.settings.probes(self.job.problem), self.settings.constructor.probe_steps
+        segments = [Segment(Phase.SEARCH.value, probe, steps) for probe in probes]
         scores: dict[str, float] = {}
         results = self.executor.train(segments, [initial.clone() for _ in probes])
         try:
@@ -319,7 +315,7 @@ class Rounds:
         run.selection = replace(selection, metrics=metrics)
         run.floor, run.best, run.snapshots = None, None, {}
         if self.settings.refit:
-            start_refit(run, branches_of(self.settings, self.job.problem, run.probes), self.target)
+            start_refit(run, self.settings.branches(self.job.problem, run.probes), self.target)
         else:
             run.phase = Phase.DONE
         self._save()
@@ -343,11 +339,3 @@ class Rounds:
         names = [mixture.name for mixture in run.mixtures] + [FLOOR] * (run.floor is not None)
         position = {"phase": run.phase.value, "round": run.round, "step": run.step}
         self.observe({"event": event, **position, "until": self._last_step(), "branches": names})
-
-
-def branches_of(settings: Settings, problem: Problem, probes: Mapping[str, float]) -> list[Mixture]:
-    """Return the branches a run starts with, auxiliary weights scaled."""
-    built = settings.constructor.build(problem, probes)
-    mixtures = [scale_auxiliaries(mixture, problem.target, settings.auxiliary_scale) for mixture in built]
-    check_mixtures(problem, mixtures)
-    return mixtures

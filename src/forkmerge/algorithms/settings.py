@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from forkmerge.algorithms.mixtures import Mixed, Mixtures, mixtures_from
+from forkmerge.algorithms.mixtures import Mixed, Mixtures, check_mixtures, mixtures_from, scale_auxiliaries
 from forkmerge.engine.merging.searches import Greedy, Grid, Search, search_from
 from forkmerge.engine.training.options import Mixture
 from forkmerge.errors import ProblemError, check_count
 from forkmerge.methods import Method, method_from
+from forkmerge.problem.definition import Problem
 
 _CHOICES = {
     "checkpoint": ("last", "best_in_interval", "best_so_far"),
@@ -69,6 +70,19 @@ class Settings:
         """The branch constructor."""
         assert isinstance(self.mixtures, Mixtures)
         return self.mixtures
+
+    def branches(self, problem: Problem, probe_scores: Mapping[str, float]) -> list[Mixture]:
+        """The branches a run starts with, auxiliary weights scaled."""
+        mixtures = [self._scaled(mixture, problem) for mixture in self.constructor.build(problem, probe_scores)]
+        check_mixtures(problem, mixtures)
+        return mixtures
+
+    def probes(self, problem: Problem) -> list[Mixture]:
+        """Short runs that come before, auxiliary weights scaled; most constructors have none."""
+        return [self._scaled(probe, problem) for probe in self.constructor.probes(problem)]
+
+    def _scaled(self, mixture: Mixture, problem: Problem) -> Mixture:
+        return scale_auxiliaries(mixture, problem.target, self.auxiliary_scale)
 
     def search_for(self, branches: int) -> Search:
         """The search used for a number of branches."""

@@ -17,7 +17,7 @@ from forkmerge.engine.training.model_binding import ModelBinding
 from forkmerge.engine.training.state import State
 from forkmerge.problem.definition import Problem
 from forkmerge.problem.example_order import sample_indices
-from forkmerge.problem.metrics import Criterion, ExampleCosts
+from forkmerge.problem.metrics import Criterion, ExampleCosts, NotPerExample
 from forkmerge.problem.randomness import random_state_kept
 from forkmerge.problem.scoring import CostReader, adds_up, evaluating, measure, read_metrics
 
@@ -73,7 +73,10 @@ class Validator:
         """Find out, once and before training, in what turns candidates are raced; any weights will do for that."""
         if self._can_race and self._reader is not None and self._turn is None:
             parameters = sum(self.binding.layout.sizes.values())
-            self._turn = turn_length(self.binding.model, self._reader, parameters)
+            try:
+                self._turn = turn_length(self.binding.model, self._reader, parameters)
+            except NotPerExample:  # predictions of a batch that are not one per example take whole passes
+                self._can_race = False
 
     def start_round(self, index: int) -> None:
         """Draw the round's sub-sample and forget what was measured of states that training changes."""

@@ -26,7 +26,7 @@ from forkmerge.engine.merging.batchnorm_policy import recompute_statistics
 from forkmerge.engine.merging.blend import Blender
 from forkmerge.engine.merging.candidates import Score
 from forkmerge.engine.merging.find_merge import Merge, MergeProblem, find_merge
-from forkmerge.engine.merging.race import Entrant, Known
+from forkmerge.engine.merging.race import Entrant, ScoredEntrant
 from forkmerge.engine.merging.searches import Search, search_from
 from forkmerge.engine.storage.run_folder import RunFolder
 from forkmerge.engine.training.options import Mixture, Training
@@ -264,7 +264,7 @@ class _ReplayedMerge(MergeProblem):
 
     def enter(self, candidates: Sequence[Coefficients], guides: Sequence[Coefficients]) -> list[Entrant]:
         """Return candidates whose scores, on the sub-sample where there is one, are known."""
-        return [Known(self._sample_score(coefficients)) for coefficients in candidates]
+        return [ScoredEntrant(self._sample_score(coefficients)) for coefficients in candidates]
 
 
 def _measured_by(data: Evaluation, metrics: Any, higher_is_better: Mapping[str, bool]) -> Evaluation:

@@ -19,7 +19,6 @@ from torch import nn
 from forkmerge.algorithms.composed import Composed
 from forkmerge.algorithms.fit import build_model
 from forkmerge.algorithms.preflight import check_run
-from forkmerge.algorithms.rounds import branches_of
 from forkmerge.algorithms.settings import Settings
 from forkmerge.engine.executors.devices import check_devices, place_model, resolve_workers
 from forkmerge.engine.executors.serial import Segment, SerialExecutor, TrainingJob, open_executor
@@ -173,8 +172,8 @@ class _Timing:
 
 
 def _try(job: TrainingJob, settings: Settings) -> _Timing:
-    probes = settings.constructor.probes(job.problem)
-    mixtures = branches_of(settings, job.problem, dict.fromkeys((probe.name for probe in probes), 0.0))
+    probes = settings.probes(job.problem)
+    mixtures = settings.branches(job.problem, dict.fromkeys((probe.name for probe in probes), 0.0))
     with open_executor(job, 1) as executor:
         initial = executor.binding.initial()
         try:

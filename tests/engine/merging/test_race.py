@@ -22,16 +22,16 @@ from forkmerge.engine.merging import candidates as candidates_module
 from forkmerge.engine.merging.arithmetic import Coefficients, vertices
 from forkmerge.engine.merging.candidates import Candidates
 from forkmerge.engine.merging.find_merge import find_merge
-from forkmerge.engine.merging.race import Entrant, Known, race
+from forkmerge.engine.merging.race import Entrant, ScoredEntrant, race
 from forkmerge.engine.merging.race_over_examples import ExampleRace, turn_length
 from forkmerge.engine.merging.searches import Binary, Greedy, Grid, Search, best_of
-from forkmerge.engine.training.state import State
 from forkmerge.problem.exact_sum import add_exactly, rounded
 from forkmerge.problem.metrics import Criterion
 from forkmerge.problem.scoring import CostReader, evaluating
 from problems import (
     SGD,
     Augmented,
+    ScoredMerge,
     Stopped,
     conv_net,
     examples,
@@ -92,9 +92,9 @@ class TestTheRaceItself:
 
     def test_a_complete_leader_ends_it_before_anybody_is_extended(self) -> None:
         others = [Listed([1.0, 1.0], 1), Listed([0.0, 0.0], 1)]
-        assert race([Known(0.0), *others]) == 0
+        assert race([ScoredEntrant(0.0), *others]) == 0
         assert [other.done for other in others] == [0, 0]
-        assert race([others[0], Known(0.0)]) == 1  # it would win a tie, so one cost has to be seen
+        assert race([others[0], ScoredEntrant(0.0)]) == 1  # it would win a tie, so one cost has to be seen
         assert others[0].done == 1
 
     @pytest.mark.parametrize("order", list(permutations([0, 0, 1, 1, 2])), ids=str)
@@ -104,7 +104,7 @@ class TestTheRaceItself:
 
     def test_what_was_evaluated_before_is_not_evaluated_again(self) -> None:
         slow, fast = Listed([1.0] * 9, 1), Listed([0.0] * 9, 1)
-        race([slow, Known(-3.5)])
+        race([slow, ScoredEntrant(-3.5)])
         assert slow.done == 4
         race([slow, fast])
         assert (slow.done, fast.done) == (4, 9)
@@ -170,9 +170,9 @@ class Bout:
 
     def course(self, turn: int = 1) -> ExampleRace:
         singles = vertices(len(self.logits))
-        known = {v: self.reader.read(self.place(v), range(len(self.model.logits))) for v in singles}
+        costs = {v: self.reader.read(self.place(v), range(len(self.model.logits))) for v in singles}
         self.placed = []
-        return ExampleRace(self.reader, self.criterion, self.place, known=known, indices=self.indices, turn=turn)
+        return ExampleRace(self.reader, self.criterion, self.place, branch_costs=costs, indices=self.indices, turn=turn)
 
     def score(self, coefficients: Coefficients) -> float:
         values = fm.measure(self.place(coefficients), self.evaluation, indices=self.indices)
@@ -180,8 +180,8 @@ class Bout:
 
     def search(self, search: Search, turn: int = 1) -> tuple[Coefficients, Candidates, ExampleRace]:
         course = self.course(turn)
-        known = {v: self.score(v) for v in vertices(len(self.logits))}
-        tried = Candidates(self.score, known=known, enter=course.enter)
+        scores = {v: self.score(v) for v in vertices(len(self.logits))}
+        tried = Candidates(self.score, branch_scores=scores, enter=course.enter)
         with evaluating(self.model):
             return best_of(search, tried, len(self.logits)), tried, course
 
@@ -201,7 +201,7 @@ class TestSearchesRace:
         for seed in range(10):
             bout = bouts(metric, search, seed)()
             answer, tried, course = bout.search(search, turn=1 + seed % 3)
-            twin = Candidates(bout.score, known=dict(tried.tried[: len(bout.logits)]))
+            twin = Candidates(bout.score, branch_scores=dict(tried.tried[: len(bout.logits)]))
             assert answer == best_of(search, twin, len(bout.logits))
             assert tried(answer) == twin(answer)
             assert [c for c, _ in tried.tried] == [c for c, _ in twin.tried]
@@ -244,7 +244,7 @@ class TestCourse:
         assert bout.placed
         mixed = Bout(4, fm.accuracy, size=97, branches=3)
         course = mixed.course()
-        tried = Candidates(mixed.score, known=dict.fromkeys(vertices(3), 0.0), enter=course.enter)
+        tried = Candidates(mixed.score, branch_scores=dict.fromkeys(vertices(3), 0.0), enter=course.enter)
         with evaluating(mixed.model):
             Greedy().search(tried, 3)
         assert not any(1.0 in coefficients for coefficients in mixed.placed)
@@ -252,15 +252,15 @@ class TestCourse:
     def test_hard_examples_come_first_and_of_equals_the_first(self) -> None:
         bout = Bout(1, fm.MeanCost(absolute, name="error"), size=97, branches=2)
         course = bout.course()
-        runner = course.enter((0.5, 0.5), vertices(2))
-        hardness = sum(course._known[v].costs[:, 0] for v in vertices(2))
+        (runner,) = course.enter([(0.5, 0.5)], vertices(2))
+        hardness = sum(course._branch_costs[v].costs[:, 0] for v in vertices(2))
         assert runner.order == sorted(range(97), key=lambda i: (-hardness[i], i))
 
     def test_a_candidate_that_is_not_finite_is_not_evaluated_and_cannot_win(self) -> None:
         bout = Bout(1, fm.accuracy, size=97, branches=2)
         course = bout.course()
-        course.place = lambda coefficients: None
-        tried = Candidates(bout.score, known=dict.fromkeys(vertices(2), 0.0), enter=course.enter)
+        course.model_of = lambda coefficients: None
+        tried = Candidates(bout.score, branch_scores=dict.fromkeys(vertices(2), 0.0), enter=course.enter)
         assert best_of(Grid(), tried, 2) == (1.0, 0.0)
         assert course.examples["evaluated"] == 0
         assert course.metrics((0.8, 0.2)) == {}
@@ -271,7 +271,7 @@ class TestCourse:
         course.counts = course.counts + 1
         refusal = pytest.raises(fm.ProblemError, match="`count` of a MeanCost must depend on targets only")
         with refusal, evaluating(bout.model):
-            course.enter((0.5, 0.5), ()).extend()
+            course.enter([(0.5, 0.5)], ())[0].extend()
 
     def test_turns_are_short_where_a_forward_pass_is_dear_and_whole_passes_where_it_is_cheap(self) -> None:
         def reader(inputs: Tensor) -> CostReader:
@@ -446,22 +446,18 @@ class TestFullPassesAtOnce:
             calls.append(list(candidates))
             return [-abs(c[0] - 0.4) - abs(c[-1] - 0.3) for c in candidates]
 
-        states = [State(0, {"r": torch.zeros(1)}) for _ in range(3)]
-        found = find_merge(
-            ["a", "bad", "b", "c"],
-            [states[0], *states],
-            search=Greedy(),
-            score=lambda state: -2.0,
-            blend=lambda c: pytest.fail("nothing else merges"),
-            evaluate_many=many,
-            faults={"bad": "it diverged"},
-        )
+        class Many(ScoredMerge):
+            def enter(self, candidates: Sequence[Coefficients], guides: Sequence[Coefficients]) -> list[Entrant]:
+                return [ScoredEntrant(score) for score in many(candidates)]
+
+        problem = Many(["a", "bad", "b", "c"], lambda coefficients: -2.0, faults={"bad": "it diverged"})
+        merge = find_merge(problem, Greedy())
         assert [len(call) for call in calls] == [5, 5]
         assert all(len(c) == 4 and c[1] == 0 for call in calls for c in call)
-        assert found.coefficients["bad"] == 0
-        assert found.score == max(score for _, score in found.candidates)
+        assert merge.coefficients["bad"] == 0
+        assert merge.score == max(score for _, score in merge.candidates)
         calls.clear()
-        score = Candidates(lambda c: many([c])[0], evaluate_many=many)
+        score = Candidates(enter=lambda candidates, guides: [ScoredEntrant(s) for s in many(candidates)])
         assert Grid().search(score, 2) == (0.6, 0.4)
         assert [len(call) for call in calls] == [6]
 
@@ -472,7 +468,7 @@ class TestFullPassesAtOnce:
             calls.append(list(candidates))
             return [0.0] * len(candidates)
 
-        score = Candidates(lambda c: 0.0, evaluate_many=many)
+        score = Candidates(enter=lambda candidates, guides: [ScoredEntrant(s) for s in many(candidates)])
         assert score.best_among([(0.3, 0.7), (0.1 + 0.2, 0.7), (1.0, 0.0)]) == (0.3, 0.7)
         assert calls == [[(0.3, 0.7), (1.0, 0.0)]]
 

@@ -141,7 +141,7 @@ def test_a_frozen_backbone_is_held_once_whatever_the_number_of_branches(
     merge = Rounds._merge
 
     def count(self: Rounds) -> Any:
-        states = self.progress.states()
+        states = self.state.states()
         rows = [row for state in states for row in (*state.rows.values(), *state.optimizer_rows.values())]
         held.append(sum(row.numel() for row in rows) + sum(b.numel() for s in states for b in s.buffers.values()))
         return merge(self)

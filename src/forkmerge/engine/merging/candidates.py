@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from forkmerge.engine.merging.arithmetic import Coefficients, vertices
-from forkmerge.engine.merging.race import Entrant, Known, race
+from forkmerge.engine.merging.race import Entrant, ScoredEntrant, race
 from forkmerge.errors import ProblemError
 
 Score = Callable[[Coefficients], float]
@@ -28,7 +28,7 @@ class Candidates:
 
     Args:
         evaluate: Merges with the given coefficients and returns the score; None where `enter` does it.
-        known: Scores that need no evaluation, such as those of the branches; first in `tried`.
+        branch_scores: Scores of single branches, which need no evaluation; first in `tried`.
         enter: Makes the entrants of a race, all that do not depend on one another at once.
 
     Example:
@@ -42,7 +42,7 @@ class Candidates:
         self,
         evaluate: Score | None = None,
         *,
-        known: Mapping[Coefficients, float] | None = None,
+        branch_scores: Mapping[Coefficients, float] | None = None,
         enter: Enter | None = None,
     ) -> None:
         if enter is None:
@@ -53,8 +53,8 @@ class Candidates:
         self._entrants: dict[Coefficients, tuple[Coefficients, Entrant]] = {}
         # Complete however the others are evaluated, so that the order of examples may depend on them.
         self._settled: set[Coefficients] = set()
-        for coefficients, score in (known or {}).items():
-            self._add(coefficients, Known(score))
+        for coefficients, score in (branch_scores or {}).items():
+            self._add(coefficients, ScoredEntrant(score))
             self._settled.add(self._key(coefficients))
 
     def __call__(self, coefficients: Coefficients) -> float:
@@ -115,4 +115,4 @@ class Candidates:
 
 def _evaluated(evaluate: Score, candidates: Sequence[Coefficients], guides: Sequence[Coefficients]) -> list[Entrant]:
     del guides
-    return [Known(evaluate(candidate)) for candidate in candidates]
+    return [ScoredEntrant(evaluate(candidate)) for candidate in candidates]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from forkmerge.engine.merging.arithmetic import Coefficients, vertices
 from forkmerge.engine.merging.candidates import Candidates
-from forkmerge.engine.merging.race import Entrant, Known
+from forkmerge.engine.merging.race import Entrant, ScoredEntrant
 from forkmerge.engine.merging.searches import Search, best_of
 
 
@@ -47,7 +47,7 @@ class MergeProblem(ABC):
         Called once all branches are scored, with all combinations that do not depend on one another, so this is where
         they may be spread over workers. `guides` are combinations whose scores are known and tell where these may err.
         """
-        return [Known(self.score(coefficients)) for coefficients in candidates]
+        return [ScoredEntrant(self.score(coefficients)) for coefficients in candidates]
 
 
 @dataclass
@@ -107,7 +107,7 @@ def _choose(problem: MergeProblem, search: Search, merge: Merge, usable: list[in
         return [tuple(entry.get(i, 0.0) for i in range(len(names))) for entry in entries]
 
     candidates = Candidates(
-        known=dict(zip(singles, sample_scores, strict=True)),
+        branch_scores=dict(zip(singles, sample_scores, strict=True)),
         enter=lambda points, guides: problem.enter(widen(points), widen(guides)),
     )
     chosen = _search(search, candidates, usable, len(names))

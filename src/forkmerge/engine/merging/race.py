@@ -35,7 +35,7 @@ class Entrant(ABC):
         """Note that a candidate of the given score won; at equal scores this one would have, if it is preferred."""
 
 
-class Known(Entrant):
+class ScoredEntrant(Entrant):
     """A candidate whose score is known; NaN counts as minus infinity."""
 
     def __init__(self, score: float) -> None:
