@@ -151,6 +151,11 @@ def shared_problem(dataset: Dataset[Any] | None = None, *, metrics: Any = minus_
     return fm.Problem("tgt", {"all": stream}, **settings)
 
 
+def union_problem() -> fm.Problem:
+    """`shared_problem` trained on training and validation data."""
+    return shared_problem().with_validation_labels()
+
+
 @dataclass(frozen=True)
 class DomainLoss:
     """The loss of a stream that serves one task."""
@@ -212,6 +217,9 @@ class Untouchable(Dataset[Any]):
         raise AssertionError("the sealed data set was read")
 
 
+Vector = tuple[float, float]
+
+
 class Point(nn.Module):
     """θ in the plane, the model of quadratic problems."""
 
@@ -240,7 +248,7 @@ def predict_point(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
     return model(goals), goals
 
 
-def quadratic_problem(centres: dict[str, tuple[float, float]], goal: tuple[float, float]) -> fm.Problem:
+def quadratic_problem(centres: dict[str, Vector], goal: Vector) -> fm.Problem:
     """L_k = ½‖θ − c_k‖² for every task, the first of them the target; validation wants θ at the goal."""
     streams = [
         fm.Stream(TensorDataset(torch.tensor([c], dtype=torch.float64)), point_losses, task, 1)
@@ -248,6 +256,17 @@ def quadratic_problem(centres: dict[str, tuple[float, float]], goal: tuple[float
     ]
     goals = TensorDataset(torch.tensor([goal], dtype=torch.float64))
     return fm.Problem(next(iter(centres)), streams, fm.Evaluation(goals, point_score, predict_point))
+
+
+def quadratic_run(algorithm: fm.Algorithm, centres: dict[str, Vector], goal: Vector, *, lr: float, steps: int) -> Run:
+    """Train on quadratics from θ = 0 with plain gradient descent."""
+    return algorithm.fit(
+        quadratic_problem(centres, goal),
+        model=Point,
+        optimizer=fm.OptimizerOf("SGD", lr=lr),
+        steps=steps,
+        threads=1,
+    )
 
 
 def fit(
@@ -382,3 +401,9 @@ class ScoredMerge(MergeProblem):
 
     def enter(self, candidates: Sequence[Coefficients], guides: Sequence[Coefficients]) -> list[Entrant]:
         return [ScoredEntrant(self.sample(coefficients)) for coefficients in candidates]
+
+
+def diverging_problem(step: int, task: str) -> fm.Problem:
+    """One stream for all tasks, whose `task` is NaN from a step on."""
+    stream = fm.Stream(TensorDataset(*examples(16, 1)), diverge_from(step, task), TASKS, 8)
+    return fm.Problem("tgt", {"all": stream}, evaluation(metrics=fm.accuracy))

@@ -129,39 +129,3 @@ def test_a_failed_export_leaves_nothing_behind(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(fm.StoreError, match="No space left on device"):
         export_run(tmp_path / "run", tmp_path / "out")
     assert sorted(os.listdir(tmp_path)) == ["run"]
-
-
-def test_the_test_split_is_measured_once_and_kept(tmp_path: Path) -> None:
-    looks: list[int] = []
-
-    def metric(predictions: torch.Tensor, targets: torch.Tensor) -> float:
-        looks.append(len(targets))
-        return 0.5
-
-    problem = shared_problem(test=evaluation(40, metrics=metric))
-
-    def fit() -> fm.Run:
-        return fm.SingleTask().fit(
-            problem, model=plain_net, optimizer=ADAM, steps=4, folder=tmp_path / "run", resume=True
-        )
-
-    run = fit()
-    assert (run.test, looks) == (None, [])
-    assert measure_test(run, problem, tmp_path / "run") == {"metric": 0.5}
-    assert fit().test == {"metric": 0.5}
-    assert measure_test(fit(), problem, tmp_path / "run") == {"metric": 0.5}
-    result = tmp_path / "run/result.json"
-    data = json.loads(result.read_text())
-    data["result"]["test"] = None  # as a kill between the record and the result leaves it
-    result.write_text(json.dumps(data))
-    assert measure_test(fit(), problem, tmp_path / "run") == {"metric": 0.5}
-    assert looks == [40]
-    lines = [json.loads(line) for line in (tmp_path / "run/record.jsonl").read_text().splitlines()]
-    assert [line for line in lines if line["event"] == "test"] == [
-        {"event": "test", "task": "tgt", "metrics": {"metric": 0.5}}
-    ]
-
-
-def test_without_a_test_split_there_is_nothing_to_measure() -> None:
-    run = fm.SingleTask().fit(shared_problem(), model=plain_net, optimizer=ADAM, steps=2)
-    assert measure_test(run, shared_problem()) is None

@@ -327,6 +327,7 @@ def test_a_missing_library_is_named_with_what_to_install(tmp_path, monkeypatch, 
     for module in ("page", "matplotlib_figure"):
         monkeypatch.setattr(f"forkmerge.report.{module}.find_spec", lambda word: None if word == name else word)
     write_diagnosis(tmp_path)
+    monkeypatch.chdir(tmp_path)  # where --out is not given, a figure goes to the folder one is in
     words = ["--figure", "gain"] if name == "matplotlib" else []
     assert "pip install 'forkmerge[report]'" in run("report", tmp_path, *words, code=2)
 

@@ -1,0 +1,65 @@
+"""The floor: the unmerged target-only run is returned where it validates better than the merge."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import forkmerge as fm
+from problems import Vector, bits, diverging_problem, fit, noisy_net, quadratic_run, same_bits, union_problem
+
+
+class TestFloor:
+    HARMFUL: ClassVar[fm.Fixed] = fm.Fixed((0.0, 1.0))
+
+    def test_the_unmerged_target_only_run_is_returned_if_it_validates_better(self) -> None:
+        centres: dict[str, Vector] = {"tgt": (1.0, 0.0), "aux": (-9.0, 5.0)}
+        algorithm = fm.ForkMerge(interval=2, search=self.HARMFUL, floor=True)
+        run = quadratic_run(algorithm, centres, (1.0, 0.0), lr=0.1, steps=6)
+        alone = quadratic_run(fm.SingleTask(), centres, (1.0, 0.0), lr=0.1, steps=6)
+        assert run.final == "floor"
+        assert same_bits(run, alone)
+        assert run.score == alone.score == run.rounds[-1].floor_score
+        assert any("unmerged target-only run validated better" in note for note in run.notes)
+
+    def test_the_merge_is_returned_if_it_is_as_good(self) -> None:
+        run = fit(fm.ForkMerge({"alone": {"tgt": 1.0}, "copy": {"tgt": 1.0}}, interval=4, floor=True))
+        assert run.final == "last merge"
+        assert run.rounds[-1].floor_score == run.score
+
+    def test_the_floor_is_single_task_training_with_the_same_seeds(self) -> None:
+        run = fit(fm.ForkMerge(interval=4, floor=True), net=noisy_net)
+        alone = fit(fm.SingleTask(interval=4), net=noisy_net)
+        assert [r.floor_score for r in run.rounds] == [r.score for r in alone.rounds]
+
+    def test_the_floor_does_not_change_the_merge(self) -> None:
+        with_floor, without = (fit(fm.ForkMerge(interval=4, floor=floor), net=noisy_net) for floor in (True, False))
+        assert with_floor.coefficients == without.coefficients
+        assert [r.score for r in with_floor.rounds] == [r.score for r in without.rounds]
+
+    def test_a_refit_of_the_floor_trains_the_target_alone_on_the_union(self) -> None:
+        branches = {"alone": {"tgt": 1.0}, "joint": {"odd": 1.0}}
+        run = fit(fm.ForkMerge(branches, interval=4, search=self.HARMFUL, floor=True, refit=True))
+        assert run.final == "refit"
+        assert [list(r.branches) for r in run.rounds if r.phase == "refit"] == [["alone"]] * 3
+        assert same_bits(run, fit(fm.SingleTask(), union_problem()))
+
+    def test_a_branch_may_be_called_floor(self) -> None:
+        branches = {"alone": {"tgt": 1.0}, "floor": {"tgt": 1.0, "aux": 1.0}}
+        run = fit(fm.ForkMerge(branches, interval=4))
+        named = fit(fm.ForkMerge({"alone": {"tgt": 1.0}, "joint": {"tgt": 1.0, "aux": 1.0}}, interval=4))
+        assert same_bits(run, named)
+        for finished in run.rounds:
+            assert finished.floor_score is None
+            assert set(finished.branches["floor"].losses) == {"tgt", "aux"}
+
+    def test_the_floor_is_returned_if_nothing_else_is_left(self) -> None:
+        branches = {"a": {"tgt": 1.0, "odd": 1.0}, "b": {"odd": 1.0}}
+        run = fit(fm.ForkMerge(branches, interval=4, floor=True), diverging_problem(4, "odd"))
+        assert run.final == "floor"
+        assert same_bits(run, fit(fm.SingleTask()))
+
+    def test_a_floor_that_diverges_is_not_returned(self) -> None:
+        branches = {"a": {"aux": 1.0}, "b": {"aux": 0.5}}
+        run = fit(fm.ForkMerge(branches, interval=4, floor=True), diverging_problem(4, "tgt"))
+        assert run.final == "last merge"
+        assert all(tensor.isfinite().all() for tensor in bits(run).values())

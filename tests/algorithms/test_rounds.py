@@ -1,0 +1,155 @@
+"""The rounds of a run: where they end, which weights enter a merge, and which model is returned."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import forkmerge as fm
+from forkmerge.algorithms.run_record import Run
+from forkmerge.engine.storage.run_folder import RunFolder
+from forkmerge.engine.training.state import State
+from problems import (
+    SGD,
+    TASKS,
+    bits,
+    domains_problem,
+    facts,
+    fit,
+    noisy_net,
+    plain_net,
+    quadratic_run,
+    same_bits,
+    seeded,
+    shared_problem,
+)
+
+
+class TestRounds:
+    def test_the_last_round_is_shortened_to_end_at_the_last_step(self) -> None:
+        run = fit(fm.ForkMerge(interval=5), steps=12)
+        assert [(r.index, r.start, r.end) for r in run.rounds] == [(1, 0, 5), (2, 5, 10), (3, 10, 12)]
+
+    def test_five_rounds_unless_an_interval_is_given(self) -> None:
+        assert [r.end for r in fit(fm.ForkMerge(), steps=20).rounds] == [4, 8, 12, 16, 20]
+
+    def test_an_interval_longer_than_the_run_is_one_round(self) -> None:
+        assert [r.end for r in fit(fm.ForkMerge(interval=99), steps=5).rounds] == [5]
+
+    def test_another_seed_is_another_run_and_the_same_seed_the_same(self) -> None:
+        runs = [fit(net=noisy_net, seed=seed) for seed in (1, 1, 2)]
+        assert same_bits(runs[0], runs[1])
+        assert facts(runs[0]) == facts(runs[1])
+        assert not same_bits(runs[0], runs[2])
+
+    def test_unpaired_branches_are_trained_on_batches_of_their_own(self) -> None:
+        copies = {"one": {"tgt": 1.0}, "two": {"tgt": 1.0}}
+        paired, unpaired = (fit(fm.ForkMerge(copies, interval=6), paired=p, steps=6) for p in (True, False))
+        scores = [{b.score for b in run.rounds[0].branches.values()} for run in (paired, unpaired)]
+        assert [len(found) for found in scores] == [1, 2]
+
+    def test_a_multi_domain_problem_runs_end_to_end(self) -> None:
+        run = fit(fm.ForkMerge("per_auxiliary", interval=4), domains_problem(), noisy_net)
+        assert set(run.relevance) == set(TASKS)
+
+    def test_a_sampling_problem_runs_end_to_end(self) -> None:
+        run = fit(fm.ForkMerge(interval=6), shared_problem(weights="sampling"))
+        assert run.rounds[0].branches["joint"].task_weights == {"tgt": 1.0, "aux": 0.5, "odd": 0.5}
+
+    def test_what_is_observed_is_what_is_recorded(self, tmp_path: Path) -> None:
+        events: list[Any] = []
+        fit(fm.ForkMerge(interval=6), folder=tmp_path / "run", observe=events.append)
+        folder = RunFolder.open(tmp_path / "run", lock=False)
+        recorded = list(folder.records())
+        rounds = ["segment", "segment", "round"]
+        assert [e["event"] for e in recorded] == ["start", *rounds, *rounds, "end"]
+        seen = [json.loads(json.dumps(e)) for e in events if e["event"] in ("start", "segment", "round", "probe")]
+        assert seen == [e for e in recorded if e["event"] != "end"]
+
+    def test_kept_branches_are_the_weights_that_entered_each_merge(self, tmp_path: Path) -> None:
+        algorithm = fm.ForkMerge(interval=6, keep_branches=True, search=fm.Fixed((0.25, 0.75)))
+        run = fit(algorithm, folder=tmp_path / "run", steps=6)
+        kept = RunFolder.open(tmp_path / "run", lock=False).load_branches(1)
+        assert set(kept) == {"alone", "joint"}
+        rows = {name: State.from_value(value).rows["float32"] for name, value in kept.items()}
+        binding = fm.Training(SGD).binding(seeded(plain_net))
+        for place in binding.layout.places:
+            expected = 0.25 * place.view(rows["alone"]) + 0.75 * place.view(rows["joint"])
+            torch.testing.assert_close(bits(run)[place.name], expected)
+
+
+class TestCheckpointPolicies:
+    # θ runs 0, .5, .75, .875, … towards 1 while validation wants .5: step 1 is the best there will ever be.
+    def entered(self, policy: Any) -> tuple[list[int], Run]:
+        branches = {"alone": {"tgt": 1.0}}
+        algorithm = fm.ForkMerge(branches, interval=3, checkpoint=policy, validate_every=1)
+        run = quadratic_run(algorithm, {"tgt": (1.0, 0.0)}, (0.5, 0.0), lr=0.5, steps=9)
+        return [r.branches["alone"].entered_step for r in run.rounds], run
+
+    def test_last_takes_the_weights_at_the_end_of_the_round(self) -> None:
+        steps, run = self.entered("last")
+        assert steps == [3, 6, 9]
+        assert run.model.theta[0].item() == 1 - 0.5**9
+
+    def test_best_in_interval_takes_the_best_since_the_fork(self) -> None:
+        steps, run = self.entered("best_in_interval")
+        assert steps == [1, 4, 7]
+        assert run.model.theta[0].item() == 1 - 0.5**3
+
+    def test_best_so_far_takes_the_best_since_the_start_even_from_before_a_merge(self) -> None:
+        steps, run = self.entered("best_so_far")
+        assert steps == [1, 1, 1]
+        assert run.model.theta[0].item() == 0.5
+
+    def test_scores_are_those_of_what_entered(self) -> None:
+        mixtures = {"alone": {"tgt": 1.0}, "joint": {"tgt": 1.0, "odd": 1.0}}
+        algorithm = fm.ForkMerge(mixtures, interval=6, checkpoint="best_in_interval", validate_every=2)
+        (only,) = fit(algorithm, net=noisy_net, steps=6).rounds
+        for name, weights in mixtures.items():
+            followed = fit(fm.Joint(weights, interval=2), net=noisy_net, steps=6)
+            scores = {r.end: r.score for r in followed.rounds}
+            branch = only.branches[name]
+            assert branch.entered_step == max(scores, key=scores.__getitem__)
+            assert branch.score == max(scores.values())
+
+
+class TestSelection:
+    # The merges overshoot: validation is best after round 1.
+    def run(self, **options: Any) -> Run:
+        algorithm = fm.ForkMerge({"alone": {"tgt": 1.0}, "copy": {"tgt": 1.0}}, interval=1, **options)
+        return quadratic_run(algorithm, {"tgt": (1.0, 0.0)}, (0.5, 0.0), lr=0.5, steps=3)
+
+    def test_last_returns_the_last_merge(self) -> None:
+        run = self.run()
+        assert (run.final, run.score) == ("last merge", run.rounds[-1].score)
+        assert run.model.theta[0].item() == 0.875
+
+    def test_best_returns_the_best_merge_on_validation(self) -> None:
+        run = self.run(select="best")
+        assert run.final == "best merge"
+        assert run.score == max(r.score for r in run.rounds) == 0.0
+        assert run.metrics == {"point_score": 0.0}
+        assert run.model.theta[0].item() == 0.5
+
+    def test_a_refit_of_the_best_merge_ends_where_it_was_found(self) -> None:
+        run = self.run(select="best", refit=True)
+        assert [(r.phase, r.end) for r in run.rounds] == [("search", 1), ("search", 2), ("search", 3), ("refit", 1)]
+        assert run.final == "refit"
+
+
+class TestNestedTopK:
+    def test_branches_are_built_from_short_ranking_runs_that_leave_no_trace(self) -> None:
+        events: list[Any] = []
+        run = fit(fm.ForkMerge(fm.NestedTopK(probe_steps=3), interval=4), net=noisy_net, observe=events.append)
+        assert set(run.probes) == {"aux", "odd"}
+        probes = {task: fit(fm.Joint({"tgt": 1.0, task: 1.0}), net=noisy_net, steps=3).score for task in run.probes}
+        assert run.probes == probes
+        ranked = sorted(probes, key=lambda task: -probes[task])
+        nested = {"alone": [], "top 1": ranked[:1], "top 2": ranked}
+        given = {name: {"tgt": 1.0, **dict.fromkeys(tasks, 1.0)} for name, tasks in nested.items()}
+        assert [list(r.branches) for r in run.rounds] == [list(nested)] * 3
+        assert same_bits(run, fit(fm.ForkMerge(given, interval=4), net=noisy_net))
+        assert [e["branch"] for e in events if e["event"] == "probe"] == ["aux", "odd"]

@@ -1,0 +1,15 @@
+"""Merges of plain state dicts: those that do not fit are named."""
+
+from __future__ import annotations
+
+import pytest
+
+import forkmerge as fm
+from problems import bits, plain_net, seeded
+
+
+def test_key_mismatches_are_named() -> None:
+    one, other = bits(seeded(plain_net)), bits(seeded(plain_net))
+    del other["heads.odd.bias"]
+    with pytest.raises(fm.ProblemError, match=r"'a' and 'b' .*'heads\.odd\.bias' is \(3,\) in one and missing"):
+        fm.merge_states({"a": one, "b": other}, {"a": 0.5, "b": 0.5})

@@ -1,0 +1,71 @@
+"""What branches go on with after a merge: optimizer state that is kept, averaged or reset."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+import forkmerge as fm
+from forkmerge.engine.merging.synchronise import share_optimizer
+from forkmerge.engine.training.state import State
+from problems import ADAM, SGD, Point, fit, quadratic_problem, same_bits
+
+
+class TestOptimizerPolicies:
+    COPIES: ClassVar[dict[str, dict[str, float]]] = {"one": {"tgt": 1.0}, "two": {"tgt": 1.0}}
+
+    @pytest.mark.parametrize("optimizer", [SGD, ADAM])
+    @pytest.mark.parametrize("policy", ["keep", "average"])
+    def test_copies_go_on_as_one_run_would(self, policy: Any, optimizer: Any) -> None:
+        algorithm = fm.ForkMerge(self.COPIES, interval=4, search=fm.Fixed((0.5, 0.5)), optimizer_state=policy)
+        assert same_bits(fit(algorithm, optimizer=optimizer), fit(fm.SingleTask(), optimizer=optimizer))
+
+    def test_reset_starts_every_round_without_momentum(self) -> None:
+        heavy = fm.OptimizerOf("SGD", lr=0.1, momentum=1.0)
+        branches = {"alone": {"tgt": 1.0}}
+        problem = quadratic_problem({"tgt": (1.0, 0.0)}, (1.0, 0.0))
+        for policy, expected in (("reset", 1 - self.coast(2) ** 2), ("keep", 1 - self.coast(4))):
+            run = fm.ForkMerge(branches, interval=2, optimizer_state=policy).fit(
+                problem, model=Point, optimizer=heavy, steps=4
+            )
+            assert run.model.theta[0].item() == pytest.approx(expected, abs=1e-12)
+
+    @staticmethod
+    def coast(steps: int) -> float:
+        """Distance left after heavy-ball steps with momentum 1 and rate 0.1 from rest, at distance 1."""
+        left, velocity = 1.0, 0.0
+        for _ in range(steps):
+            velocity += -left
+            left += 0.1 * velocity
+        return left
+
+    def state(self, value: float, step: float, slots: bool = True) -> State:
+        state = State(3, {"r": torch.zeros(4)}, groups=[{"lr": value}], scheduler={"last_epoch": 3})
+        if slots:
+            state.optimizer_rows = {"m/r": torch.full((4,), value)}
+            state.optimizer_slots = {"m/r": [0]}
+            state.optimizer_loose = {0: {"step": torch.tensor(step)}}
+        return state
+
+    def test_average_combines_tensors_with_the_coefficients_and_takes_counters_from_the_heaviest(self) -> None:
+        states = [self.state(1.0, 10.0), self.state(3.0, 20.0)]
+        share_optimizer(states, (0.25, 0.75), "average")
+        for state, rate in zip(states, (1.0, 3.0), strict=True):
+            assert state.optimizer_rows["m/r"].tolist() == [2.5] * 4
+            assert state.optimizer_loose[0]["step"] == 20
+            assert state.groups == [{"lr": rate}]
+        assert states[0].optimizer_rows["m/r"] is not states[1].optimizer_rows["m/r"]
+
+    def test_average_counts_a_missing_tensor_as_zeros(self) -> None:
+        states = [self.state(2.0, 10.0), self.state(0.0, 0.0, slots=False)]
+        share_optimizer(states, (0.5, 0.5), "average")
+        assert states[1].optimizer_rows["m/r"].tolist() == [1.0] * 4
+        assert states[1].optimizer_slots == {"m/r": [0]}
+
+    def test_average_ignores_a_branch_of_coefficient_zero(self) -> None:
+        states = [self.state(2.0, 10.0), self.state(math.nan, 20.0)]
+        share_optimizer(states, (1.0, 0.0), "average")
+        assert states[1].optimizer_rows["m/r"].tolist() == [2.0] * 4
