@@ -10,7 +10,7 @@ from forkmerge.algorithms.composed import Composed, Parts, follow, whole
 from forkmerge.algorithms.forkmerge import Joint, SingleTask
 from forkmerge.algorithms.run_record import Run
 from forkmerge.algorithms.settings import Settings
-from forkmerge.errors import ProblemError
+from forkmerge.errors import ProblemError, is_count
 from forkmerge.methods import Method, method_from
 from forkmerge.problem.definition import Problem
 from forkmerge.problem.randomness import derive
@@ -55,7 +55,7 @@ class PostTrain(Composed):
     def split(self, steps: int) -> tuple[int, int]:
         """Return the steps of the two parts."""
         first = steps // 2 if self.pretrain_steps is None else self.pretrain_steps
-        if not isinstance(first, int) or isinstance(first, bool) or not 0 < first < steps:
+        if not is_count(first) or first >= steps:
             raise ProblemError(
                 f"pretrain_steps must leave both parts at least one of the {steps} steps, got {first!r}."
             )

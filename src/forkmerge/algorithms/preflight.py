@@ -134,7 +134,7 @@ def check_union(problem: Problem, model: nn.Module, training: Training, seed: in
         union = problem.with_validation_labels()
         for name, stream in union.stream_map.items():
             if problem.target in stream.tasks:
-                size = len(problem.stream_map[name].dataset)  # type: ignore[arg-type]  # checked by Problem
+                size = problem.stream_map[name].size
                 pair = Subset(stream.dataset, [size - 1, size])
                 check_stream(name, replace(stream, dataset=pair, batch_size=2), model, [mixture], training, seed)
     except (ProblemError, RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:

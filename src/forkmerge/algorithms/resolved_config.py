@@ -124,7 +124,7 @@ def _layout(model: nn.Module) -> dict[str, Any]:
 
 def _describe_problem(problem: Problem) -> dict[str, Any]:
     streams = {
-        name: {"tasks": list(s.tasks), "examples": len(s.dataset), "batch_size": s.batch_size}  # type: ignore[arg-type]
+        name: {"tasks": list(s.tasks), "examples": s.size, "batch_size": s.batch_size}
         for name, s in problem.stream_map.items()
     }
     evaluation = problem.target_validation
@@ -133,7 +133,7 @@ def _describe_problem(problem: Problem) -> dict[str, Any]:
         "weights": problem.weights,
         "streams": streams,
         "validation": {
-            "examples": len(evaluation.dataset),  # type: ignore[arg-type]
+            "examples": evaluation.size,
             "metrics": list(evaluation.metrics),
             "batch_size": evaluation.batch_size,
         },

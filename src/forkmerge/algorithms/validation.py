@@ -83,7 +83,7 @@ class Validator:
         self._measured = {}
         self._lasting = {key: entry for key, entry in self._lasting.items() if entry.state() is not None}
         if self.search_examples is not None:
-            size = len(self.evaluation.dataset)  # type: ignore[arg-type]  # checked by Problem
+            size = self.evaluation.size
             self._indices = sample_indices(size, self.search_examples, self.seed, "validation", index)
 
     @contextmanager

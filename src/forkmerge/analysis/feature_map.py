@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
 from forkmerge.analysis.results import FeatureMap, FeaturePanel
 from forkmerge.analysis.shift import interpolate
@@ -142,8 +141,7 @@ def _stream(problem: Problem, task: str) -> Evaluation:
 
 
 def _read(model: nn.Module, source: Evaluation, features: Features, most: int, seed: int) -> tuple[Tensor, Tensor]:
-    dataset: Dataset[Any] = source.dataset
-    order = sample_indices(len(dataset), most, seed, "features")  # type: ignore[arg-type]
+    order = sample_indices(source.size, most, seed, "features")
     feed = evaluation_batches(source, order, seed, device_of(model))
     representations, labels = [], []
     with random_state_kept(), evaluating(model), closing(feed):

@@ -36,15 +36,15 @@ def heldout_loss(model: nn.Module, problem: Problem, *, indices: Sequence[int] |
     extra = evaluation.dataset if evaluation.as_training is None else evaluation.as_training
     name, stream = next((n, s) for n, s in problem.stream_map.items() if problem.target in s.tasks)
     reading = replace(evaluation, dataset=extra, batch_size=stream.batch_size, collate_fn=stream.collate_fn)
-    order = list(range(len(extra)) if indices is None else indices)  # type: ignore[arg-type]
+    order = list(range(reading.size) if indices is None else indices)
     total = 0.0
     for start, batch in _batches(model, reading, order, seed):
         call_seed = derive(seed, name, "held out", start)
         set_random_state(call_seed)
-        found = stream.losses(model, batch, [problem.target], Context(0, call_seed)).get(problem.target)
-        if found is None:
+        loss = stream.losses(model, batch, [problem.target], Context(0, call_seed)).get(problem.target)
+        if loss is None:
             raise ProblemError(f"a validation batch has no label for the target {problem.target!r}.")
-        total += float(found) * min(stream.batch_size, len(order) - start)
+        total += float(loss) * min(stream.batch_size, len(order) - start)
     return total / len(order)
 
 
@@ -74,7 +74,7 @@ def confidence_discrepancy(
         ForkMerge, Definition 3.5.
     """
     ask = confidence or class_confidence
-    order = list(range(len(evaluation.dataset)))  # type: ignore[arg-type]
+    order = list(range(evaluation.size))
     total, count = 0.0, 0
     for _, batch in _batches(model, evaluation, order, seed):
         values = ask(*evaluation.predict(model, batch)).double()

@@ -167,7 +167,7 @@ class SavedRound:
             splits: How many random halvings; each half is searched on once.
             seed: Of the halvings.
         """
-        size = len(self.evaluation.dataset)  # type: ignore[arg-type]  # checked by Problem
+        size = self.evaluation.size
         if size < 2:
             raise ProblemError("one validation example cannot be halved.")
         base = vertices(len(self.names))[self.names.index(self.target_only)]
@@ -195,7 +195,7 @@ class SavedRound:
             faults[without] = "it was left out"
         on_sample = None
         if indices is None and self.search_examples is not None:
-            size = len(data.dataset)  # type: ignore[arg-type]  # checked by Problem
+            size = data.size
             sample = sample_indices(size, self.search_examples, self.seed, "validation", self.record.index)
             on_sample = self._scorer(data, sample)
         return find_merge(_ReplayedMerge(self.names, faults, self._scorer(data, indices), on_sample), search)

@@ -23,6 +23,7 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 import forkmerge as fm
+from forkmerge.errors import is_count
 from forkmerge.problem.randomness import derive
 
 TARGET, CLASSES, SIDE = "digits", 10, 8
@@ -94,7 +95,7 @@ def classification_loss(model: nn.Module, batch: Any, tasks: Sequence[str], cont
 
 def split_labels(classes: Tensor, labels: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return indices of training, validation and test examples, the labels spread evenly over classes and halves."""
-    if not isinstance(labels, int) or isinstance(labels, bool) or not FEWEST_LABELS <= labels <= MOST_LABELS:
+    if not is_count(labels, FEWEST_LABELS) or labels > MOST_LABELS:
         raise fm.ProblemError(f"labels must be an integer from {FEWEST_LABELS} to {MOST_LABELS}, got {labels!r}.")
     generator = torch.Generator().manual_seed(derive(seed, "labels"))
     seen = dict.fromkeys(range(CLASSES), 0)

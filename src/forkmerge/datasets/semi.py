@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, TensorDataset
 import forkmerge as fm
 from forkmerge.datasets._classify import ClassificationLosses, PredictClass, Preparation, small_classifier
 from forkmerge.datasets.unlabelled import ANGLES, TASKS, USUAL_SCALES, UnlabelledLosses
-from forkmerge.errors import unknown_name
+from forkmerge.errors import check_count, unknown_name
 from forkmerge.models import Classifier, WideResNet, WithTeacher
 from forkmerge.problem.randomness import derive
 
@@ -174,8 +174,7 @@ def split(
     size = len(data.classes)
     wanted = 1 if labels == "all" else labels
     for name, value in (("labels", wanted), ("validation", validation)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise fm.ProblemError(f"{name} must be a positive integer, got {value!r}.")
+        check_count(name, value)
     if validation + wanted > size:
         raise fm.ProblemError(f"{labels} labels and {validation} validation images are more than the {size} images.")
     order = torch.randperm(size, generator=torch.Generator().manual_seed(derive(seed, "semi-supervised")))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from forkmerge.errors import ConfigError, unknown_name
+from forkmerge.errors import ConfigError, check_count, is_count, unknown_name
 from forkmerge.experiments.option_syntax import split_words
 
 
@@ -69,7 +69,7 @@ def options_from(table: Any, **given: Any) -> CompareOptions:
                 raise ConfigError(f"[compare] {key} must be true or false, got {value!r}.")
             made[key] = value
         else:
-            made[key] = _count(key, value)
+            made[key] = check_count(key, value, error=ConfigError)
     options = CompareOptions(**made)
     if options.tune_seeds > len(options.seeds):
         count = len(options.seeds)
@@ -90,9 +90,9 @@ def _words(key: str, value: Any) -> tuple[str, ...]:
 
 
 def _seeds(value: Any) -> tuple[int, ...]:
-    if _is_count(value, 1):
+    if is_count(value):
         return tuple(range(value))
-    if isinstance(value, Sequence) and value and all(_is_count(seed, 0) for seed in value):
+    if isinstance(value, Sequence) and value and all(is_count(seed, 0) for seed in value):
         return tuple(dict.fromkeys(value))
     raise ConfigError(f"a comparison needs at least one seed: seeds is how many or a list of them, got {value!r}.")
 
@@ -106,13 +106,3 @@ def _tune(value: Any) -> dict[str, list[Any]]:
         if not isinstance(values, Sequence) or isinstance(values, str) or not values:
             raise ConfigError(f"--tune {key} has no values: write e.g. --tune lr=0.003,0.01,0.03.")
     return {key: list(values) for key, values in value.items()}
-
-
-def _count(key: str, value: Any) -> int:
-    if not _is_count(value, 1):
-        raise ConfigError(f"{key} must be a positive integer, got {value!r}.")
-    return int(value)
-
-
-def _is_count(value: Any, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least

@@ -26,7 +26,7 @@ from forkmerge.engine.storage.run_folder import CHECKPOINTS_KEPT
 from forkmerge.engine.training.memory_format import memory_format
 from forkmerge.engine.training.options import Mixture, Training
 from forkmerge.engine.training.state import State
-from forkmerge.errors import ProblemError
+from forkmerge.errors import check_count
 from forkmerge.experiments.pretraining import first_model
 from forkmerge.experiments.recipe import Recipe
 from forkmerge.problem.definition import Problem
@@ -106,8 +106,7 @@ def estimate_run(recipe: Recipe, *, workers: int | None = None) -> RunCost:
     """Return what a recipe would do and cost; everything that `fit` refuses is refused here, too."""
     options = dict(recipe.options)
     workers = resolve_workers(workers or options.get("workers"), options.get("devices"))
-    if not isinstance(recipe.steps, int) or recipe.steps < 1:
-        raise ProblemError(f"steps must be a positive integer, got {recipe.steps!r}.")
+    check_count("steps", recipe.steps)
     problem, settings = recipe.problem.sealed(), recipe.algorithm.settings(recipe.problem)
     given = {**vars(settings), **options}
     known = {item.name: given[item.name] for item in fields(Training) if item.name in given}
@@ -335,4 +334,4 @@ def _sizes(model: nn.Module, states: Sequence[State]) -> Sizes:
 
 
 def _validation_examples(problem: Problem) -> int:
-    return len(problem.target_validation.dataset)  # type: ignore[arg-type]  # checked by Problem
+    return problem.target_validation.size

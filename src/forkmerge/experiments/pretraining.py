@@ -220,7 +220,7 @@ def _own_streams(problem: Problem) -> list[str]:
 
 def _look_at(problem: Problem, name: str, model: nn.Module, seed: int) -> list[Any]:
     stream = problem.stream_map[name]
-    count = len(stream.dataset)  # type: ignore[arg-type]  # checked by Problem
+    count = stream.size
     indices = torch.linspace(0, count - 1, min(count, _EXAMPLES), dtype=torch.float64).long().tolist()
     batch = read_examples(stream, indices, seed)
     digest = _digest(batch)

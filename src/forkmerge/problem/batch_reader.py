@@ -23,6 +23,7 @@ from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset
 
 from forkmerge.errors import ProblemError
 from forkmerge.problem.definition import Evaluation, Stream
+from forkmerge.problem.split_dataset import size_of
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def _read_subset(subset: Subset[Any], inner: Reader, indices: Tensor) -> Any:
         picked = torch.from_numpy(chosen[indices.numpy()])
     else:
         picked = torch.tensor([int(chosen[index]) for index in indices.tolist()])
-    return inner.read(torch.where(picked < 0, picked + len(subset.dataset), picked))  # type: ignore[arg-type]
+    return inner.read(torch.where(picked < 0, picked + size_of(subset.dataset), picked))
 
 
 def _concatenated(readers: Sequence[Reader | None], ends: Sequence[int]) -> Reader | None:

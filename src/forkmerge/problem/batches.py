@@ -114,7 +114,7 @@ def evaluation_batches(
 
 
 def _indices(name: str, stream: Stream, seed: int, position: int) -> torch.Tensor:
-    size = len(stream.dataset)  # type: ignore[arg-type]  # checked by Problem
+    size = stream.size
     return batch_indices(size, stream.batch_size, position, seed, name)
 
 

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset
 
-from forkmerge.errors import ProblemError, check_name, unknown_name
+from forkmerge.errors import ProblemError, check_count, check_name, unknown_name
 from forkmerge.problem.randomness import derive
-from forkmerge.problem.split_dataset import join, part
+from forkmerge.problem.split_dataset import join, part, size_of
 
 Losses = Callable[[nn.Module, Any, Sequence[str], "Context"], Mapping[str, "Tensor | None"]]
 Predict = Callable[[nn.Module, Any], "tuple[Any, Any]"]
@@ -114,12 +114,12 @@ class Stream:
             pass  # a callable without a readable signature: the first batch will tell
         if not self.tasks:
             raise ProblemError("a stream must serve at least one task: give `tasks`.")
-        _check_batch_size(f"the stream of {served}", self.batch_size)
+        check_count(f"the batch size of the stream of {served}", self.batch_size)
 
-
-def _check_batch_size(where: str, size: object) -> None:
-    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-        raise ProblemError(f"the batch size of {where} must be a positive integer, got {size!r}.")
+    @property
+    def size(self) -> int:
+        """The number of examples."""
+        return size_of(self.dataset)
 
 
 def predict_pair(model: nn.Module, batch: Any) -> tuple[Any, Any]:
@@ -161,13 +161,18 @@ class Evaluation:
             object.__setattr__(self, "metrics", {name: self.metrics})
         if not self.metrics:
             raise ProblemError("an evaluation needs at least one metric.")
-        _check_batch_size("an evaluation", self.batch_size)
+        check_count("the batch size of an evaluation", self.batch_size)
         for name in self.higher_is_better:
             if name not in self.metrics:
                 raise ProblemError("higher_is_better: " + unknown_name("metric", name, self.metrics))
         for name, metric in self.metrics.items():
             if not isinstance(metric, Metric) and not callable(metric):
                 raise ProblemError(f"metric {name!r} must be a torchmetrics object or a callable, got {metric!r}.")
+
+    @property
+    def size(self) -> int:
+        """The number of examples."""
+        return size_of(self.dataset)
 
     @cached_property
     def directions(self) -> dict[str, int]:
@@ -205,13 +210,8 @@ class Problem:
     weights: Literal["loss", "sampling"] = "loss"
 
     def __post_init__(self) -> None:
-        streams = [self.streams] if isinstance(self.streams, Stream) else self.streams
-        if not isinstance(streams, Mapping):
-            streams = {"+".join(stream.tasks): stream for stream in streams}
-            if len(streams) != (1 if isinstance(self.streams, Stream) else len(self.streams)):
-                raise ProblemError("two streams serve the same tasks: pass streams as {name: stream}.")
-        object.__setattr__(self, "streams", dict(streams))
-        tasks = [task for stream in streams.values() for task in stream.tasks]
+        object.__setattr__(self, "streams", _by_name(self.streams))
+        tasks = [task for stream in self.stream_map.values() for task in stream.tasks]
         for task in tasks:
             check_name("task", task)
         if self.target not in tasks:
@@ -219,30 +219,19 @@ class Problem:
         if self.weights not in ("loss", "sampling"):
             raise ProblemError(f"weights must be 'loss' or 'sampling', got {self.weights!r}.")
         for split in ("validation", "test"):
-            value = getattr(self, split)
-            given = list(value.values()) if isinstance(value, Mapping) else [value] if value is not None else []
-            for item in given:
-                if not isinstance(item, Evaluation):
-                    raise ProblemError(
-                        f"{split} must be an Evaluation or {{task: Evaluation}}, got {type(item).__name__}: "
-                        f"wrap the data set, e.g. {split}=Evaluation(dataset, fm.accuracy)."
-                    )
-            if isinstance(value, Evaluation):
-                object.__setattr__(self, split, {self.target: value})
-            elif value is None:
-                object.__setattr__(self, split, {})
+            object.__setattr__(self, split, _by_task(split, getattr(self, split), self.target))
         self._check_sizes()
 
     def _check_sizes(self) -> None:
         for name, stream in self.stream_map.items():
-            if _size(stream.dataset) == 0:
+            if stream.size == 0:
                 raise ProblemError(f"the data set of stream {name!r} is empty.")
         if self.target not in self.evaluations("validation"):
             raise ProblemError(
                 f"the target {self.target!r} has no validation data: "
                 f"pass validation={{{self.target!r}: Evaluation(…)}}."
             )
-        if _size(self.target_validation.dataset) == 0:
+        if self.target_validation.size == 0:
             raise ProblemError(f"the validation data of the target {self.target!r} is empty.")
 
     @property
@@ -253,8 +242,7 @@ class Problem:
 
     def evaluations(self, split: Literal["validation", "test"]) -> dict[str, Evaluation]:
         """The evaluations of a split by task."""
-        value = getattr(self, split)
-        assert isinstance(value, Mapping)
+        value: Mapping[str, Evaluation] = getattr(self, split)
         return dict(value)
 
     @property
@@ -329,8 +317,22 @@ def check_task_weights(problem: Problem, name: str, task_weights: Mapping[str, f
         raise ProblemError(f"branch {name!r} gives every task weight 0: it would train nothing.")
 
 
-def _size(dataset: Dataset[Any]) -> int:
-    try:
-        return len(dataset)  # type: ignore[arg-type]  # Dataset does not promise __len__; map-style ones have it
-    except TypeError:
-        raise ProblemError(f"a data set of type {type(dataset).__name__} has no length: add __len__.") from None
+def _by_name(streams: Mapping[str, Stream] | Sequence[Stream] | Stream) -> dict[str, Stream]:
+    if isinstance(streams, Mapping):
+        return dict(streams)
+    several = [streams] if isinstance(streams, Stream) else streams
+    named = {"+".join(stream.tasks): stream for stream in several}
+    if len(named) != len(several):
+        raise ProblemError("two streams serve the same tasks: pass streams as {name: stream}.")
+    return named
+
+
+def _by_task(split: str, value: Mapping[str, Evaluation] | Evaluation | None, target: str) -> dict[str, Evaluation]:
+    evaluations = dict(value) if isinstance(value, Mapping) else {} if value is None else {target: value}
+    for item in evaluations.values():
+        if not isinstance(item, Evaluation):
+            raise ProblemError(
+                f"{split} must be an Evaluation or {{task: Evaluation}}, got {type(item).__name__}: "
+                f"wrap the data set, e.g. {split}=Evaluation(dataset, fm.accuracy)."
+            )
+    return evaluations

@@ -45,7 +45,7 @@ def measure(
 
     Batches are fixed by position, and randomness by `seed`, so the same model always gets the same numbers.
     """
-    order = list(range(len(evaluation.dataset)) if indices is None else indices)  # type: ignore[arg-type]
+    order = list(range(evaluation.size) if indices is None else indices)
     if adds_up(evaluation):
         reader = CostReader(evaluation, seed)
         try:
@@ -97,7 +97,7 @@ class CostReader:
     def __init__(self, evaluation: Evaluation, seed: int) -> None:
         self.evaluation, self.seed = evaluation, seed
         self.metrics: dict[str, MeanCost] = dict(evaluation.metrics)
-        self.chunk = min(evaluation.batch_size, len(evaluation.dataset))  # type: ignore[arg-type]
+        self.chunk = min(evaluation.batch_size, evaluation.size)
         self._batch_reader = reader_of(evaluation)
 
     @property
@@ -183,7 +183,7 @@ def read_metrics(
     if indices is None and (reader is not None or adds_up(evaluation)):
         reader = reader or CostReader(evaluation, seed)
         try:
-            costs = reader.read(model, range(len(evaluation.dataset)))  # type: ignore[arg-type]
+            costs = reader.read(model, range(evaluation.size))
             return reader.values(costs), costs
         except NotPerExample:
             pass

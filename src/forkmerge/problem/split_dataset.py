@@ -1,4 +1,4 @@
-"""Data sets joined, and divided; tensors stay tensors, so that they are still read by one indexed read."""
+"""Data sets counted, joined and divided; tensors stay tensors, so that they are still read by one indexed read."""
 
 from __future__ import annotations
 
@@ -7,11 +7,20 @@ from typing import Any
 import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
+from forkmerge.errors import ProblemError
+
+
+def size_of(dataset: Dataset[Any]) -> int:
+    """Return the number of examples."""
+    try:
+        return len(dataset)  # type: ignore[arg-type]  # Dataset does not promise __len__; map-style ones have it
+    except TypeError:
+        raise ProblemError(f"a data set of type {type(dataset).__name__} has no length: add __len__.") from None
+
 
 def part(dataset: Dataset[Any]) -> tuple[Dataset[Any], Dataset[Any]]:
     """Return two thirds of a data set, and the rest; the same examples every time."""
-    size = len(dataset)  # type: ignore[arg-type]  # checked by Problem
-    order = torch.randperm(size, generator=torch.Generator().manual_seed(0))
+    order = torch.randperm(size_of(dataset), generator=torch.Generator().manual_seed(0))
     parts = order[len(order) // 3 :].sort().values, order[: len(order) // 3].sort().values
     if type(dataset) is TensorDataset:
         kept, held = (TensorDataset(*(column[rows] for column in dataset.tensors)) for rows in parts)
@@ -22,8 +31,6 @@ def part(dataset: Dataset[Any]) -> tuple[Dataset[Any], Dataset[Any]]:
 
 def join(first: Dataset[Any], second: Dataset[Any]) -> Dataset[Any]:
     """Return all examples of two data sets, one after the other."""
-    tensors = type(first) is TensorDataset and type(second) is TensorDataset
-    if tensors and len(first.tensors) == len(second.tensors):  # type: ignore[attr-defined]
-        pairs = zip(first.tensors, second.tensors, strict=True)  # type: ignore[attr-defined]
-        return TensorDataset(*(torch.cat(pair) for pair in pairs))
+    if type(first) is TensorDataset and type(second) is TensorDataset and len(first.tensors) == len(second.tensors):
+        return TensorDataset(*map(torch.cat, zip(first.tensors, second.tensors, strict=True)))
     return ConcatDataset([first, second])

@@ -203,7 +203,7 @@ def turn_length(model: nn.Module, reader: CostReader, parameters: int) -> int:
         parameters: How many numbers a merge writes.
     """
     work = _CALL + count_operations(model, lambda: reader.read(model, range(reader.chunk)))
-    size = len(reader.evaluation.dataset)  # type: ignore[arg-type]  # checked by Problem
+    size = reader.evaluation.size
     return max(1, min(math.ceil(_MERGE * parameters / work), math.ceil(size / reader.chunk)))
 
 

@@ -13,7 +13,7 @@ from forkmerge.engine.training.memory_format import suits_channels_last, to_chan
 from forkmerge.engine.training.model_binding import ModelBinding, OptimizerFactory, SchedulerFactory
 from forkmerge.engine.training.optimizers import SchedulerOf
 from forkmerge.engine.training.torch_compile import backend_of, install
-from forkmerge.errors import ProblemError, check_name
+from forkmerge.errors import ProblemError, check_count, check_name, is_count
 from forkmerge.methods.base import LossMethod, Method
 from forkmerge.problem.scoring import device_of
 
@@ -88,15 +88,14 @@ class Training:
             )
         if self.precision not in ("float32", "bfloat16", "float16"):
             raise ProblemError(f"precision must be float32, bfloat16 or float16, got {self.precision!r}.")
-        if not isinstance(self.accumulate, int) or self.accumulate < 1:
-            raise ProblemError(f"accumulate must be a positive integer, got {self.accumulate!r}.")
+        check_count("accumulate", self.accumulate)
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise ProblemError(f"clip_norm must be positive, got {self.clip_norm!r}.")
         if self.channels_last not in (None, True, False):
             raise ProblemError(f"channels_last must be True, False or None (by rule), got {self.channels_last!r}.")
         if self.compile:
             backend_of(self.compile)
-        if not isinstance(self.loader_workers, int) or self.loader_workers < 0:
+        if not is_count(self.loader_workers, 0):
             raise ProblemError(f"loader_workers must be an integer ≥ 0, got {self.loader_workers!r}.")
         if self.gradients not in ("parameters", "representation"):
             raise ProblemError(f"gradients must be 'parameters' or 'representation', got {self.gradients!r}.")

@@ -171,9 +171,7 @@ class StepLoop:
     def _epoch(self) -> int:
         """Steps of one pass over the target's training data."""
         sizes = [
-            len(stream.dataset) / stream.batch_size  # type: ignore[arg-type]  # checked by Problem
-            for stream in self.streams.values()
-            if self.problem.target in stream.tasks
+            stream.size / stream.batch_size for stream in self.streams.values() if self.problem.target in stream.tasks
         ]
         return max(int(np.ceil(max(sizes) / self.training.accumulate)), 1)
 
