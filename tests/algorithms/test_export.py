@@ -67,7 +67,7 @@ def test_the_card_tells_how_the_weights_came_about(tmp_path: Path) -> None:
     for part in ("forkmerge run a:b --seed 3", "| aux | 1 | 1 | 0 |", "load_file(", "torch | " + torch.__version__):
         assert part in text, part
     for r in run.rounds:
-        assert "| " + " | ".join(f"{value:.3f}" for value in r.coefficients.values()) + " |" in text
+        assert "| " + " | ".join(f"{value:.2f}" for value in r.coefficients.values()) + " |" in text
     assert "Mitigating Negative Transfer in Auxiliary-Task Learning" in text
 
 

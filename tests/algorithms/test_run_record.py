@@ -1,4 +1,4 @@
-"""The record of a run: JSON and back, a readable repr, escaped HTML."""
+"""The record of a run: JSON and back, a readable repr, escaped HTML, one table of rounds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import forkmerge as fm
-from forkmerge.algorithms.run_record import Run
+from forkmerge.algorithms.run_record import BranchRecord, Round, Run, rounds_table
 from problems import diverging_problem, evaluation, examples, facts, fit, minus_loss, noisy_net, shared_losses
 
 
@@ -71,3 +71,51 @@ class TestRun:
         assert "&lt;script&gt;" in page
         assert "<b>&" not in page
         assert page.count("<tr>") == 4
+
+
+def branch(score: float | None, fault: str | None = None) -> BranchRecord:
+    return BranchRecord({"tgt": 1.0}, score, {}, {}, 10, fault)
+
+
+def merge(index: int, coefficients: dict[str, float], **faults: str) -> Round:
+    names = [*coefficients, *faults]
+    branches = {name: branch(index / 10, faults.get(name)) for name in names}
+    score = index / 4 if coefficients else None
+    return Round(index, "search", 10 * index - 10, 10 * index, branches, [], coefficients, score, {}, names)
+
+
+def test_a_row_of_rounds_has_step_coefficients_and_score_and_names_faults():
+    table = rounds_table([merge(1, {"a": 0.25, "b": 0.75}), merge(2, {"a": 1.0}, c="diverged")])
+    assert [column.title for column in table.columns] == ["round", "step", "a", "b", "c", "score"]
+    assert table.texts() == [["1", "10", "0.25", "0.75", "", "0.2500"], ["2", "20", "1.00", "", "faulty", "0.5000"]]
+    assert table.notes == ("round 2: c: diverged",)
+
+
+def test_branches_may_show_their_own_scores_and_rounds_their_costs():
+    table = rounds_table([merge(1, {"a": 1.0})], with_branch_scores=True, with_costs=True)
+    assert table.texts() == [["1", "10", "1.00 (0.1)", "0.2500", "0", "0.00"]]
+
+
+def test_of_many_branches_the_heaviest_is_named_unless_all_are_asked_for():
+    rounds = [merge(1, {f"b{i}": float(i == 3) for i in range(9)}), merge(2, {}, b0="diverged")]
+    assert rounds_table(rounds).texts() == [
+        ["1", "10", "b3", "1.00", "1", "0.2500"],
+        ["2", "20", "", "", "0", ""],
+    ]
+    assert len(rounds_table(rounds, most_branches=9).columns) == 3 + 9
+
+
+def test_what_a_run_reached_is_said_once_for_terminals_and_notebooks():
+    run = Run("ForkMerge", "tgt", 20, 0, 0.5, {"accuracy": 0.5}, "last merge", [merge(1, {"a": 1.0, "b": 0.0})])
+    run.test, run.notes = {"accuracy": 0.25}, ["odd"]
+    assert run.facts == {"validation": "accuracy 0.5", "test": "accuracy 0.25"}
+    assert repr(run).splitlines() == [
+        "ForkMerge on 'tgt': 20 steps, seed 0, model: last merge",
+        "  validation  accuracy 0.5",
+        "  test        accuracy 0.25",
+        "  round 1   step 10      score 0.25  a 1.00, b 0.00",
+        "  note: odd",
+    ]
+    page = run._repr_html_()
+    assert "validation accuracy 0.5<br>test accuracy 0.25<br>note: odd<table>" in page
+    assert "<td>1.00</td><td>0.00</td><td>0.2500</td>" in page

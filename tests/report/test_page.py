@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 import compare_problem
 import report_samples as samples
+from forkmerge.algorithms.table_data import Table
 from forkmerge.analysis.diagnosis.pieces import FORMAT
 from forkmerge.analysis.merge_results import Survival
 from forkmerge.analysis.results import AuxiliaryFinding, Pictures
@@ -49,7 +50,6 @@ from forkmerge.report.diagnosis_page import diagnosis_page
 from forkmerge.report.matplotlib_figure import FORMATS, draw
 from forkmerge.report.plotly_figure import to_plotly
 from forkmerge.report.run_page import run_page, use_of
-from forkmerge.report.table import Table
 from problems import Stopped
 
 pytest.importorskip("plotly")

@@ -7,7 +7,8 @@ import io
 
 from rich.console import Console
 
-from forkmerge.report.table import Cell, Column, Table, latex, to_csv, to_latex, to_markdown, to_rich
+from forkmerge.algorithms.table_data import Cell, Column, Table
+from forkmerge.report.table import latex, to_csv, to_latex, to_markdown, to_rich
 
 TABLE = Table(
     "50% of a_b & c",

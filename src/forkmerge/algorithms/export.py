@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from forkmerge.algorithms.run_record import Run, show_metrics
+from forkmerge.algorithms.run_record import Run, rounds_table
 from forkmerge.algorithms.saved_run import read_run
+from forkmerge.algorithms.table_data import Cell, Column, Table, show_metrics, show_number
 from forkmerge.engine.storage.atomic_files import TEMPORARY, explained, fingerprint, write_file, write_tensors
 from forkmerge.engine.storage.json_codec import encode, plain
 from forkmerge.engine.storage.run_folder import RunFolder
@@ -46,7 +47,7 @@ def export_run(folder: str | os.PathLike[str], out: str | os.PathLike[str]) -> P
             card = make_card(run, config, Path(folder).resolve().name)
             card["files"] = {"model.safetensors": fingerprint(temporary / "model.safetensors")}
             write_file(temporary / "card.json", encode(plain(card), 2))
-            write_file(temporary / "README.md", card_text(card).encode())
+            write_file(temporary / "README.md", card_text(card, run).encode())
             if out.is_dir():
                 out.rmdir()
             temporary.rename(out)
@@ -86,8 +87,8 @@ def make_card(run: Run, config: Mapping[str, Any], name: str) -> dict[str, Any]:
     }
 
 
-def card_text(card: Mapping[str, Any]) -> str:
-    """Return the card as Markdown."""
+def card_text(card: Mapping[str, Any], run: Run) -> str:
+    """Return the card of a run as Markdown."""
     headline = f"{card['algorithm']} with target task `{card['target']}`: {card['steps']} steps, seed {card['seed']}."
     results = [f"- Validation: {show_metrics(card['validation'])}"] if card["validation"] else []
     results += [f"- Test, measured once after training: {show_metrics(card['test'])}"] if card["test"] else []
@@ -95,14 +96,14 @@ def card_text(card: Mapping[str, Any]) -> str:
         f"# {card['name']}",
         f"{headline} The weights are those of the {card['final']}.",
         "\n".join(results),
-        *_merging(card),
+        *_merging(card, run),
         "## Loading\n\nPlain torch and safetensors are enough:",
         _code("python", _loading(card)),
         "## How it was made",
         _code("sh", card["command"]),
         "Every setting, defaults included, is in card.json.",
         "### Environment",
-        _table(("what", "version or kind"), [(key, str(value)) for key, value in card["environment"].items()]),
+        _words(("what", "version or kind"), [(key, str(value)) for key, value in card["environment"].items()]),
         "\n".join(["### Notes", "", *(f"- {note}" for note in card["notes"])]) if card["notes"] else "",
         "## Citation\n\nThe method is described in:",
         _code("bibtex", card["citation"]),
@@ -110,32 +111,23 @@ def card_text(card: Mapping[str, Any]) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _merging(card: Mapping[str, Any]) -> list[str]:
+def _merging(card: Mapping[str, Any], run: Run) -> list[str]:
     """Coefficients and relevance; a run of one branch merged nothing."""
     branches = card["branches"]
     if len(branches) < 2:
         return []
     tasks = list(dict.fromkeys(task for weights in branches.values() for task in weights))
-    weights = [(name, *(f"{w.get(task, 0.0):.4g}" for task in tasks)) for name, w in branches.items()]
-    rounds = [
-        (
-            str(r["round"]),
-            str(r["step"]),
-            *(_share(r["coefficients"], n) for n in branches),
-            _cell(r["score"]),
-        )
-        for r in card["rounds"]
-        if r["phase"] == "search"
-    ]
+    weights = [(name, *(show_number(w.get(task, 0.0)) for task in tasks)) for name, w in branches.items()]
     refitted = " The refit repeated them on training and validation data." if card["final"] == "refit" else ""
-    relevance = [(task, f"{value:.3f}") for task, value in card["relevance"].items()]
+    relevance = [(task, f"{value:.2f}") for task, value in card["relevance"].items()]
     return [
         "## Branches\n\nEach branch was trained with its own task weights:",
-        _table(("branch", *tasks), weights),
-        f"## Coefficients\n\nAt the end of every round the branches were merged with these coefficients.{refitted}",
-        _table(("round", "step", *branches, "validation score"), rounds),
+        _words(("branch", *tasks), weights),
+        "## Coefficients\n\nAt the end of every round the branches were merged with these coefficients; score is that "
+        f"of the merge on validation data.{refitted}",
+        rounds_table(run.searched, most_branches=len(branches)).markdown(),
         "## Task relevance\n\nWhat each task weighed on average over the rounds, in units of the target's own weight:",
-        _table(("task", "relevance"), relevance),
+        _words(("task", "relevance"), relevance),
     ]
 
 
@@ -149,18 +141,11 @@ def _loading(card: Mapping[str, Any]) -> str:
     )
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+def _words(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table of words."""
+    columns = tuple(Column(title, is_words=True) for title in head)
+    return Table("", columns, tuple(tuple(Cell(text=text) for text in row) for row in rows)).markdown()
 
 
 def _code(language: str, text: str) -> str:
     return f"```{language}\n{text}\n```"
-
-
-def _share(coefficients: Mapping[str, float], name: str) -> str:
-    return f"{coefficients[name]:.3f}" if name in coefficients else ""
-
-
-def _cell(value: float | None) -> str:
-    return "" if value is None else f"{value:.4g}"

@@ -14,7 +14,11 @@ import numpy
 import torch
 from torch import nn
 
+from forkmerge.algorithms.table_data import Cell, Column, Table, show_metrics, show_number, show_shares
 from forkmerge.engine.storage.json_codec import encode, plain
+
+_MOST_BRANCHES = 8  # columns that can be read side by side
+_MOST_FAULTS = 20  # faults that a table's notes name
 
 
 @dataclass(frozen=True)
@@ -172,44 +176,92 @@ class Run:
         data["rounds"] = [Round.from_json(r) for r in data["rounds"]]
         return cls(**data)
 
-    def __repr__(self) -> str:
-        lines = [f"{self.algorithm} on {self.target!r}: {self.steps} steps, seed {self.seed}, model: {self.final}"]
-        if self.score is not None:
-            lines.append(f"  validation  {show_metrics(self.metrics)}")
+    @property
+    def title(self) -> str:
+        """What was run, in one line."""
+        return f"{self.algorithm} on {self.target!r}: {self.steps} steps, seed {self.seed}, model: {self.final}"
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What it reached, each fact as one line under its name; `repr`, notebooks and the terminal print these."""
+        facts = {} if self.score is None else {"validation": show_metrics(self.metrics)}
         if self.test is not None:
-            lines.append(f"  test        {show_metrics(self.test)}")
+            facts["test"] = show_metrics(self.test)
+        if len(self.relevance) > 1:
+            facts["relevance"] = show_shares(self.relevance)
+        return facts
+
+    def __repr__(self) -> str:
+        lines = [self.title, *(f"  {name:<11} {text}" for name, text in self.facts.items())]
         for r in self.searched:
             if len(r.branches) > 1:
-                shown = ", ".join(f"{name} {value:.2f}" for name, value in r.coefficients.items())
-                lines.append(f"  round {r.index:<3} step {r.end:<7} score {_number(r.score)}  {shown or 'all faulty'}")
-        if len(self.relevance) > 1:
-            lines.append("  relevance   " + ", ".join(f"{t} {v:.2f}" for t, v in self.relevance.items()))
+                shares = show_shares(r.coefficients) or "all faulty"
+                lines.append(f"  round {r.index:<3} step {r.end:<7} score {show_number(r.score)}  {shares}")
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
 
     def _repr_html_(self) -> str:
-        names = list(dict.fromkeys(name for r in self.searched for name in r.branches))
-        head = "".join(f"<th>{html.escape(n)}</th>" for n in ("round", "step", *names, "score"))
-        body = "".join(
-            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in _cells(r, names)) + "</tr>"
-            for r in self.searched
-        )
-        summary, *rest = (html.escape(line) for line in repr(self).splitlines())
-        other = "<br>".join(line for line in rest if not line.strip().startswith("round"))
-        return f"<b>{summary}</b><br>{other}<table><tr>{head}</tr>{body}</table>"
+        lines = [*(f"{name} {text}" for name, text in self.facts.items()), *(f"note: {note}" for note in self.notes)]
+        table = rounds_table(self.searched)
+        rows = [[f"<th>{html.escape(column.title)}</th>" for column in table.columns]]
+        rows += [[f"<td>{html.escape(text)}</td>" for text in texts] for texts in table.texts()]
+        body = "".join(f"<tr>{''.join(cells)}</tr>" for cells in rows)
+        return f"<b>{html.escape(self.title)}</b><br>{'<br>'.join(map(html.escape, lines))}<table>{body}</table>"
 
 
-def _cells(r: Round, names: Sequence[str]) -> list[str]:
-    shares = [f"{r.coefficients[n]:.2f}" if n in r.coefficients else "" for n in names]
-    return [str(r.index), str(r.end), *shares, _number(r.score)]
+def rounds_table(
+    rounds: Sequence[Round],
+    *,
+    with_branch_scores: bool = False,
+    with_costs: bool = False,
+    most_branches: int = _MOST_BRANCHES,
+) -> Table:
+    """Return a row for every round: step, coefficients and score.
+
+    Args:
+        rounds: The rounds.
+        with_branch_scores: Add every branch's own score, in brackets behind its coefficient.
+        with_costs: Add how many candidates were tried, and the seconds.
+        most_branches: Columns of branches; where there are more, only the heaviest of each round is named.
+    """
+    names = list(dict.fromkeys(name for r in rounds for name in r.branches))
+    few = len(names) <= most_branches
+    columns = [Column("round", is_words=True), Column("step", decimals=0)]
+    if few:
+        columns += [Column(name, decimals=2) for name in names]
+    else:
+        columns += [Column("heaviest branch", is_words=True), Column("its coefficient", decimals=2)]
+        columns.append(Column("branches taken", decimals=0))
+    columns.append(Column("score"))
+    if with_costs:
+        columns += [Column("candidates", decimals=0), Column("seconds", decimals=2)]
+    rows = []
+    for r in rounds:
+        cells = [Cell(text=str(r.index)), Cell(float(r.end))]
+        cells += [_share(r, name, with_branch_scores) for name in names] if few else _heaviest(r)
+        cells.append(Cell(r.score))
+        if with_costs:
+            cells += [Cell(float(len(r.candidates))), Cell(sum(r.seconds.values()))]
+        rows.append(tuple(cells))
+    faults = tuple(f"round {r.index}: {name}: {b.fault}" for r in rounds for name, b in r.branches.items() if b.fault)
+    title = "coefficients by branch, each with the branch's own score in brackets" if with_branch_scores else "Rounds"
+    return Table(title, tuple(columns), tuple(rows), faults[:_MOST_FAULTS])
 
 
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4g}"
+def _share(r: Round, name: str, with_score: bool) -> Cell:
+    if name not in r.branches:
+        return Cell()
+    if name not in r.coefficients:
+        return Cell(text="faulty")
+    score = r.branches[name].score if with_score else None
+    if score is None:
+        return Cell(r.coefficients[name])
+    return Cell(text=f"{r.coefficients[name]:.2f} ({show_number(score)})")
 
 
-def show_metrics(metrics: Mapping[str, float | None]) -> str:
-    """Return metrics as one readable line."""
-    return ", ".join(f"{name} {_number(value)}" for name, value in metrics.items())
+def _heaviest(r: Round) -> list[Cell]:
+    name = max(r.coefficients, key=r.coefficients.__getitem__, default="")
+    taken = sum(value > 0 for value in r.coefficients.values())
+    return [Cell(text=name), Cell(r.coefficients.get(name)), Cell(float(taken))]
 
 
 def environment(threads: int, device: torch.device) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from forkmerge.algorithms.run_record import Round, Run, show_metrics
+from forkmerge.algorithms.run_record import Round, Run
+from forkmerge.algorithms.table_data import show_metrics, show_number
 from forkmerge.engine.storage.run_folder import RunFolder, list_runs, status
 from forkmerge.errors import ForkMergeError, StoreError, command
 
@@ -73,7 +74,7 @@ class SavedRun:
         """Return the run as one line of a table of runs, in plain data."""
         run = self.run
         score = run.score if run else next((r.score for r in reversed(self.rounds) if r.score is not None), None)
-        shown = show_metrics(run.metrics) if run and run.metrics else "" if score is None else f"score {score:.4g}"
+        last_score = "" if score is None else f"score {show_number(score)}"
         progress = f"{self.step}/{self.steps}" + (" refit" if self.phase == "refit" else "")
         return {
             "name": self.path.name,
@@ -86,7 +87,7 @@ class SavedRun:
             "steps": self.steps,
             "progress": str(self.steps) if run else progress,
             "score": score,
-            "validation": shown,
+            "validation": show_metrics(run.metrics) if run and run.metrics else last_score,
             "metrics": run.metrics if run else None,
             "test_metrics": run.test if run else None,
             "test": show_metrics(run.test) if run and run.test else "",

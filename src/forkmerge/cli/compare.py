@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from forkmerge.algorithms.table_data import Cell, Column, Table
 from forkmerge.cli.comparison_progress import watching_runs
 from forkmerge.cli.terminal import (
     interruptible,
@@ -35,7 +36,7 @@ from forkmerge.experiments.results_file import write_records
 from forkmerge.experiments.run_results import read_plan
 from forkmerge.methods import method_from, methods_table
 from forkmerge.report.comparison_tables import tables_from, write_tables
-from forkmerge.report.table import Cell, Column, Table, to_markdown, to_rich
+from forkmerge.report.table import to_markdown, to_rich
 
 _BRIEF = ("uses", "target", "passes", "memory")
 _FACTS = ("uses", "state", "passes", "memory", "target", "heads", "paper")

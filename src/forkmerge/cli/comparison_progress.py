@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
-from forkmerge.algorithms.run_record import show_metrics
+from forkmerge.algorithms.table_data import show_metrics
 from forkmerge.cli.terminal import say
 from forkmerge.experiments.run_results import RunResult
 from forkmerge.experiments.units import show_seconds

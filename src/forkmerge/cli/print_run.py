@@ -9,11 +9,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from forkmerge.algorithms.run_record import Round, Run, show_metrics
+from forkmerge.algorithms.run_record import Round, Run, rounds_table
 from forkmerge.algorithms.saved_run import SavedRun
+from forkmerge.algorithms.table_data import show_metrics
 from forkmerge.cli.terminal import say
 from forkmerge.experiments.cost_of_run import BranchCost, RunCost
 from forkmerge.experiments.units import show_bytes, show_seconds
+from forkmerge.report.table import to_rich
 
 _MEANINGS = {
     "loss": "a task weight multiplies the task's loss",
@@ -21,47 +23,29 @@ _MEANINGS = {
 }
 
 
-def rounds_table(rounds: Sequence[Round]) -> Table:
-    """Return the coefficients of every round, with each branch's own score behind them."""
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    names = list(dict.fromkeys(name for r in rounds for name in r.branches))
-    for title in ("round", "step", *names, "score"):
-        table.add_column(escape(title), justify="right")
-    for r in rounds:
-        table.add_row(str(r.index), str(r.end), *(_share(r, name) for name in names), _number(r.score))
-    return table
-
-
-def _share(r: Round, name: str) -> str:
-    if name not in r.branches:
-        return ""
-    score = r.branches[name].score
-    share = f"{r.coefficients[name]:.2f}" if name in r.coefficients else "faulty"
-    return share if score is None else f"{share} ({_number(score)})"
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.4g}"
-
-
 def show_run(console: Console, run: Run) -> None:
-    """Print a run: its summary, the table of its rounds, where the time went."""
-    lines = [line for line in repr(run).splitlines() if not line.startswith("  round ")]
-    say(console, "\n".join(line for line in lines if not line.startswith("  note: ")))
+    """Print a run: what it reached, the table of its rounds, where the time went."""
+    say(console, run.title)
+    show_facts(console, run.facts)
     show_rounds(console, run.searched)
-    if run.probes:
-        say(console, f"  probes      {show_metrics(run.probes)}")
-    if run.seconds:
-        say(console, "  time        " + ", ".join(f"{name} {show_seconds(s)}" for name, s in run.seconds.items()))
+    times = ", ".join(f"{name} {show_seconds(seconds)}" for name, seconds in run.seconds.items())
+    rest = {"probes": show_metrics(run.probes), "time": times}
+    show_facts(console, {name: text for name, text in rest.items() if text})
     for note in run.notes:
         say(console, f"  note: {note}", style="yellow")
+
+
+def show_facts(console: Console, facts: Mapping[str, str]) -> None:
+    """Print facts under their names, one per line."""
+    for name, text in facts.items():
+        say(console, f"  {name:<11} {text}")
 
 
 def show_rounds(console: Console, rounds: Sequence[Round]) -> None:
     """Print the coefficients of every searched round, where there were several branches; a refit repeats them."""
     if any(len(r.branches) > 1 for r in rounds):
-        say(console, "\n  coefficients by branch, each with the branch's own score in brackets")
-        console.print(rounds_table(rounds))
+        say(console, "")
+        console.print(to_rich(rounds_table(rounds, with_branch_scores=True)))
         say(console, "")
 
 

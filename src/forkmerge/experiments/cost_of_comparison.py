@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from forkmerge.algorithms.fit import build_model
+from forkmerge.algorithms.table_data import Cell, Column, Table
 from forkmerge.engine.executors.parallel_calls import using_threads
 from forkmerge.errors import ConfigError, ForkMergeError
 from forkmerge.experiments.compared_methods import ComparedMethod, branch_count, with_setting
@@ -20,7 +21,6 @@ from forkmerge.experiments.pretraining import Pretrained, Pretraining, content_k
 from forkmerge.experiments.recipe import Recipe, recipe_from, source_for
 from forkmerge.experiments.units import show_bytes, show_seconds
 from forkmerge.problem.randomness import derive, random_state_kept, set_random_state
-from forkmerge.report.table import Cell, Column, Table
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import Any
 
 from forkmerge.algorithms.run_record import BranchRecord, Round, Run
 from forkmerge.algorithms.saved_run import read_run
+from forkmerge.algorithms.table_data import Cell, Column, Table
 from forkmerge.analysis.dynamics import (
     coefficient_history,
     common_criterion,
@@ -35,7 +36,6 @@ from forkmerge.report.merge_figures import (
     relevance_over_rounds,
 )
 from forkmerge.report.page import Page, Section
-from forkmerge.report.table import Cell, Column, Table
 from forkmerge.report.transfer_figures import numbers
 
 _INTERVAL = re.compile(r"(.+)\[interval=(\d+)\]")

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from forkmerge.algorithms.table_data import Cell, Column, Table
 from forkmerge.engine.storage.atomic_files import write_atomically
 from forkmerge.engine.storage.json_codec import encode, plain
 from forkmerge.errors import ForkMergeError
@@ -16,7 +17,7 @@ from forkmerge.experiments.paired_statistics import Paired
 from forkmerge.experiments.results_file import read_comparison
 from forkmerge.experiments.summary import Cost, Standing, Summary, summarise
 from forkmerge.methods import METHODS, facts_of
-from forkmerge.report.table import Cell, Column, Table, to_csv, to_latex, to_markdown
+from forkmerge.report.table import to_csv, to_latex, to_markdown
 
 FILES = ("comparison.md", "comparison.csv", "comparison.tex", "comparison.json")
 _SPLITS = {

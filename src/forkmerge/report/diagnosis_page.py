@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from forkmerge.algorithms.table_data import Table
 from forkmerge.analysis.diagnosis.pieces import L2
 from forkmerge.analysis.results import Diagnosis
 from forkmerge.errors import command
@@ -17,7 +18,6 @@ from forkmerge.report.figure import MOST_LINES, Figure
 from forkmerge.report.merge_figures import combination_gains, loss_lines
 from forkmerge.report.page import Page, Section
 from forkmerge.report.run_page import some
-from forkmerge.report.table import Table
 from forkmerge.report.transfer_figures import (
     cosine_against_gain,
     cosine_distribution,

@@ -7,6 +7,8 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from forkmerge.algorithms.table_data import show_in_full
+
 Numbers = tuple[float | None, ...]
 """None leaves a gap."""
 MOST_LINES = 8  # lines that can be told apart; more become rows of a heat map
@@ -162,13 +164,13 @@ def figure_csv(figure: Figure) -> str:
         if panel.heat is not None:
             for row, values in enumerate(panel.heat.values):
                 for column, value in enumerate(values):
-                    x = _number(panel.heat.x[column]) if panel.heat.x else _place(panel.x, column)
-                    y = _number(panel.heat.y[row]) if panel.heat.y else _place(panel.y, row)
-                    writer.writerow([panel.title, "", x, y, "", "", _number(value), ""])
+                    x = show_in_full(panel.heat.x[column]) if panel.heat.x else _place(panel.x, column)
+                    y = show_in_full(panel.heat.y[row]) if panel.heat.y else _place(panel.y, row)
+                    writer.writerow([panel.title, "", x, y, "", "", show_in_full(value), ""])
         for series in panel.series:
             for i, place in enumerate(zip(series.x, series.y, strict=True)):
                 at = [_place(axis, value) for axis, value in zip((panel.x, panel.y), place, strict=True)]
-                rest = [_number(_at(column, i)) for column in (series.low, series.high, series.values)]
+                rest = [show_in_full(_at(column, i)) for column in (series.low, series.high, series.values)]
                 writer.writerow([panel.title, series.name, *at, *rest, series.texts[i] if series.texts else ""])
     return file.getvalue()
 
@@ -177,12 +179,8 @@ def _at(values: Sequence[float | None], index: int) -> float | None:
     return values[index] if values else None
 
 
-def _number(value: float | None) -> str:
-    return "" if value is None else repr(value)
-
-
 def _place(axis: Axis, value: float | None) -> str:
     """Return a coordinate, by its name on an axis of names."""
     if value is not None and axis.labels and value == int(value) and 0 <= value < len(axis.labels):
         return axis.labels[int(value)]
-    return _number(value)
+    return show_in_full(value)

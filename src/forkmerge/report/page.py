@@ -14,6 +14,7 @@ from string import Template
 from typing import Any
 
 from forkmerge._version import __version__
+from forkmerge.algorithms.table_data import Cell, Column, Table
 from forkmerge.errors import ConfigError
 from forkmerge.report.colours import (
     DASHES,
@@ -29,7 +30,7 @@ from forkmerge.report.colours import (
 )
 from forkmerge.report.figure import Figure, figure_csv
 from forkmerge.report.plotly_figure import to_plotly
-from forkmerge.report.table import Cell, Column, Table, to_csv
+from forkmerge.report.table import to_csv
 
 _LONGEST_LINE = 40  # characters of a cell that stay on one line
 _SCALES = {

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from forkmerge.algorithms.run_record import Round, Run, show_metrics
+from forkmerge.algorithms.run_record import Round, Run, rounds_table
 from forkmerge.algorithms.saved_run import SavedRun
+from forkmerge.algorithms.table_data import Cell, Column, Table, show_metrics, show_number
 from forkmerge.analysis.dynamics import coefficient_history
 from forkmerge.errors import command
 from forkmerge.experiments.units import show_seconds
 from forkmerge.report.figure import MOST_LINES, Axis, Figure, Panel, Series
 from forkmerge.report.merge_figures import coefficients_over_rounds, relevance_over_rounds
 from forkmerge.report.page import Page, Section
-from forkmerge.report.table import Cell, Column, Table
 from forkmerge.report.transfer_figures import numbers
 
 _USED, _HARDLY = 0.5, 0.1  # of what equal coefficients would give: where a task begins to be used, and to be refused
@@ -32,7 +32,11 @@ def run_page(story: SavedRun) -> Page:
         figures = coefficients_over_rounds(history), relevance_over_rounds(history)
         sections.append(Section("Auxiliary tasks", "", (auxiliaries_table(so_far), *figures)))
     if rounds:
-        items: list[Table | Figure] = [scores_over_rounds(rounds), *losses_over_rounds(rounds), rounds_table(rounds)]
+        items: list[Table | Figure] = [
+            scores_over_rounds(rounds),
+            *losses_over_rounds(rounds),
+            rounds_table(rounds, with_costs=True),
+        ]
         sections.append(Section("Round by round", "", tuple(items)))
     return Page(
         title=f"{story.algorithm} on {story.target}",
@@ -133,40 +137,10 @@ def _loss(r: Round, name: str, task: str) -> float | None:
     return r.branches[name].losses.get(task) if name in r.branches else None
 
 
-def rounds_table(rounds: Sequence[Round]) -> Table:
-    """Return a row for every round; with many branches only the heaviest is named."""
-    branches = list(dict.fromkeys(name for r in rounds for name in r.branches))
-    few = len(branches) <= MOST_LINES
-    columns = [Column("round", is_words=True), Column("step", decimals=0), Column("score")]
-    columns += (
-        [Column(name, decimals=2) for name in branches]
-        if few
-        else [
-            Column("heaviest branch", is_words=True),
-            Column("its coefficient", decimals=2),
-            Column("branches taken", decimals=0),
-        ]
-    )
-    columns += [Column("candidates", decimals=0), Column("seconds", decimals=2)]
-    rows = []
-    for r in rounds:
-        cells = [Cell(text=str(r.index)), Cell(float(r.end)), Cell(r.score)]
-        if few:
-            cells += [Cell(r.coefficients.get(name)) if name in r.branches else Cell() for name in branches]
-        else:
-            heaviest = max(r.coefficients, key=r.coefficients.__getitem__, default="")
-            taken = sum(value > 0 for value in r.coefficients.values())
-            cells += [Cell(text=heaviest), Cell(r.coefficients.get(heaviest)), Cell(float(taken))]
-        cells += [Cell(float(len(r.candidates))), Cell(sum(r.seconds.values()))]
-        rows.append(tuple(cells))
-    faults = tuple(f"round {r.index}: {name}: {b.fault}" for r in rounds for name, b in r.branches.items() if b.fault)
-    return Table("Rounds", tuple(columns), tuple(rows), faults[:20])
-
-
 def _headline(story: SavedRun, run: Run, merged: bool) -> str:
     if story.run is None:
         score = next((r.score for r in reversed(run.searched) if r.score is not None), None)
-        so_far = "" if score is None else f" Its last validation score is {score:.4g}."
+        so_far = "" if score is None else f" Its last validation score is {show_number(score)}."
         return f"{story.algorithm} on {story.target} is {story.status} at step {story.step} of {story.steps}.{so_far}"
     parts = []
     if run.test:

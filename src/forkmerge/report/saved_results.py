@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from forkmerge.algorithms.table_data import Cell, Column, Table
 from forkmerge.analysis import merge_results as merges
 from forkmerge.analysis import results as transfer
 from forkmerge.analysis.result_base import Result
@@ -19,7 +20,6 @@ from forkmerge.engine.storage.json_codec import encode, plain
 from forkmerge.errors import ConfigError, StoreError, check_name, unknown_name
 from forkmerge.report import merge_figures, transfer_figures
 from forkmerge.report.figure import Figure
-from forkmerge.report.table import Cell, Column, Table
 
 PLACE = "analysis"
 Show = Callable[[Mapping[str, Any]], Figure | Table]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from forkmerge.algorithms.table_data import Cell, Column, Table
 from forkmerge.analysis.results import AuxiliaryFinding, Diagnosis, Gain
-from forkmerge.report.table import Cell, Column, Table
 
 _MEASURED = {"loss": "relative fall of the target's validation loss", "score": "relative rise of its validation score"}
 

@@ -1,0 +1,142 @@
+"""Numbers as text, and tables as plain data: the terminal, pages, cards and notebooks show the same ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+_ARROWS = {1: " ↑", -1: " ↓", 0: ""}
+_SIGNIFICANT = 4  # digits of a number alone, and of the largest number of a column
+
+
+def show_number(value: float | None) -> str:
+    """Return a number that stands alone, not in a column; "–" where there is none."""
+    return "–" if value is None else f"{value:.{_SIGNIFICANT}g}"
+
+
+def show_in_full(value: float | None) -> str:
+    """Return a number that a program reads back to the same bits; nothing where there is none."""
+    return "" if value is None else repr(value)
+
+
+def show_metrics(metrics: Mapping[str, float | None]) -> str:
+    """Return metrics as one readable line."""
+    return ", ".join(f"{name} {show_number(value)}" for name, value in metrics.items())
+
+
+def show_shares(shares: Mapping[str, float]) -> str:
+    """Return coefficients, or relevances, as one readable line."""
+    return ", ".join(f"{name} {value:.2f}" for name, value in shares.items())
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A number and what belongs to it, or words.
+
+    Args:
+        value: The number.
+        std: Its standard deviation.
+        low: Lower end of an interval.
+        high: Upper end.
+        text: Words instead of a number.
+        is_best: Whether it is the best of its column.
+    """
+
+    value: float | None = None
+    std: float | None = None
+    low: float | None = None
+    high: float | None = None
+    text: str = ""
+    is_best: bool = False
+
+
+@dataclass(frozen=True)
+class Column:
+    """How the cells of a column are shown.
+
+    Args:
+        name: Its title.
+        direction: +1 or −1 for metrics, shown as an arrow.
+        scale: What numbers are multiplied with, such as 100 for per cent.
+        decimals: Digits behind the point; None for as many as the largest number needs.
+        signed: Whether positive numbers have a sign.
+        is_neutral: Whether that sign is neither good nor bad, so that a page gives it no colour.
+        is_words: Whether its cells are words, which stand on the left.
+        is_verdict: Whether these words are verdicts, which a page gives a sign and a colour.
+    """
+
+    name: str
+    direction: int = 0
+    scale: float = 1.0
+    decimals: int | None = None
+    signed: bool = False
+    is_words: bool = False
+    is_neutral: bool = False
+    is_verdict: bool = False
+
+    @property
+    def title(self) -> str:
+        """The name with its arrow."""
+        return self.name + _ARROWS[self.direction]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table: the first column names the rows.
+
+    Args:
+        title: What it shows.
+        columns: Its columns.
+        rows: Its rows, one cell per column.
+        notes: What a reader should know.
+    """
+
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    notes: tuple[str, ...] = ()
+
+    def texts(self) -> list[list[str]]:
+        """Return every cell as it is shown."""
+        decimals = [_decimals(column, [row[i] for row in self.rows]) for i, column in enumerate(self.columns)]
+        return [[_text(cell, self.columns[i], decimals[i]) for i, cell in enumerate(row)] for row in self.rows]
+
+    def markdown(self) -> str:
+        """Return the lines of a Markdown table, without title and notes."""
+        lines = [_pipes(column.title.replace("|", r"\|") for column in self.columns)]
+        lines.append(_pipes("---" if column.is_words else "---:" for column in self.columns))
+        for row, texts in zip(self.rows, self.texts(), strict=True):
+            pairs = zip(row, (text.replace("|", r"\|") for text in texts), strict=True)
+            lines.append(_pipes(f"**{text}**" if cell.is_best and text else text for cell, text in pairs))
+        return "\n".join(lines)
+
+
+def _pipes(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _decimals(column: Column, cells: Sequence[Cell]) -> int:
+    if column.decimals is not None:
+        return column.decimals
+    values = [abs(cell.value * column.scale) for cell in cells if cell.value is not None and math.isfinite(cell.value)]
+    largest = max(values, default=0.0)
+    return min(max(_SIGNIFICANT - 1 - math.floor(math.log10(largest)), 0), 8) if largest else 2
+
+
+def _text(cell: Cell, column: Column, decimals: int) -> str:
+    if cell.text:
+        return cell.text
+
+    def show(value: float, signed: bool) -> str:
+        number = round(value * column.scale, decimals) or 0.0  # zero has no sign
+        return f"{number:{'+' if signed and number else ''}.{decimals}f}".replace("-", "−")
+
+    parts = []
+    if cell.value is not None:
+        parts.append(show(cell.value, column.signed))
+    if cell.std is not None:
+        parts.append(f"± {show(cell.std, False)}")
+    if cell.low is not None and cell.high is not None:
+        parts.append(f"[{show(cell.low, column.signed)}, {show(cell.high, column.signed)}]")
+    return " ".join(parts)
