@@ -31,6 +31,8 @@ TASKS = ("tgt", "aux", "odd")
 FEATURES, CLASSES, WIDTH = 6, 3, 8
 SGD = fm.OptimizerOf("SGD", lr=0.3, momentum=0.9, weight_decay=1e-3)
 ADAM = fm.OptimizerOf("Adam", lr=0.01)
+Refuse = Callable[..., None]
+"""Expects a message of an error: the fixture `refused` of runs."""
 
 
 class Net(nn.Module):
@@ -149,6 +151,15 @@ def shared_problem(dataset: Dataset[Any] | None = None, *, metrics: Any = minus_
     stream = fm.Stream(dataset or TensorDataset(*examples(16, 1)), shared_losses, TASKS, batch_size=8)
     settings: dict[str, Any] = {"validation": evaluation(metrics=metrics), **options}
     return fm.Problem("tgt", {"all": stream}, **settings)
+
+
+DATA = TensorDataset(*examples(16, 1))
+
+
+def problem_with(losses: Any = shared_losses, dataset: Any = None, **options: Any) -> fm.Problem:
+    """One stream for all tasks, with its losses, data or options changed."""
+    settings = {"tasks": TASKS, "batch_size": 8, **options}
+    return fm.Problem("tgt", {"all": fm.Stream(DATA if dataset is None else dataset, losses, **settings)}, evaluation())
 
 
 def union_problem() -> fm.Problem:

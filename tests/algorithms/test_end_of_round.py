@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pytest
+from torch import Tensor
 
 import forkmerge as fm
 from forkmerge.algorithms.run_record import Run
-from problems import counting_steps, fit, noisy_net, same_bits, shared_problem
+from problems import counting_steps, domains_problem, evaluation, fit, minus_loss, noisy_net, same_bits, shared_problem
 
 
 @dataclass(frozen=True)
@@ -104,3 +105,17 @@ def test_merged_validation_score_is_at_least_every_branch(search: fm.Search, exa
     for seed in range(2):
         for finished in fit(algorithm, net=noisy_net, seed=seed).rounds:
             assert finished.score >= max(branch.score for branch in finished.branches.values())
+
+
+def test_pruning_waits_for_a_round_with_coefficients() -> None:
+    calls = {"n": 0}
+
+    def metric(predictions: Tensor, targets: Tensor) -> float:
+        calls["n"] += 1
+        return float("nan") if calls["n"] <= 5 else minus_loss(predictions, targets)
+
+    problem = domains_problem(validation=evaluation(metrics=metric))
+    run = fit(fm.ForkMerge("per_auxiliary", interval=2, prune_to=1), problem, steps=6)
+    assert run.rounds[0].coefficients == {}
+    first = next(r for r in run.rounds if r.coefficients)
+    assert first.kept == ["alone"]

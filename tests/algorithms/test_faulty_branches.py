@@ -21,6 +21,7 @@ from problems import (
     evaluation,
     examples,
     fit,
+    minus_loss,
     noisy_net,
     same_bits,
     seeded,
@@ -92,3 +93,11 @@ class TestDivergence:
         run = fit(fm.ForkMerge(interval=4, select="best"), diverging_problem(4, "tgt"), noisy_net)
         assert run.final == "best merge"
         assert run.score == run.rounds[0].score
+
+
+def test_a_diverged_target_only_branch_is_not_what_several_metrics_are_compared_with() -> None:
+    stream = fm.Stream(TensorDataset(*examples(16, 1)), diverge_from(1, "tgt"), TASKS, 8)
+    problem = fm.Problem("tgt", stream, evaluation(metrics={"accuracy": fm.accuracy, "score": minus_loss}))
+    run = fit(fm.ForkMerge(interval=2), problem, steps=2)
+    assert run.rounds[0].coefficients == {}
+    assert any("compared with the fork point" in note for note in run.notes)

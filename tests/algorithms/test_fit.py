@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
-from problems import fit, noisy_net, same_bits, seeded
+import pytest
+from torch import nn
+
+import forkmerge as fm
+from problems import Refuse, fit, noisy_net, problem_with, same_bits, seeded, shared_losses
 
 
 def test_the_returned_model_is_independent_of_the_run() -> None:
@@ -22,3 +27,34 @@ def test_the_given_module_is_trained_and_returned() -> None:
     run = fit(net=module)
     assert run.model is module
     assert not same_bits(before, module)
+
+
+def local_problem() -> fm.Problem:
+    return problem_with(lambda *arguments: shared_losses(*arguments))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"steps": 0}, "steps must be a positive integer, got 0"),
+        ({"steps": 2.0}, r"steps must be a positive integer, got 2\.0"),
+        ({"workers": 0}, "workers must be a positive integer, got 0"),
+        ({"threads": 0}, "threads must be a positive integer, got 0"),
+        ({"checkpoint_every": 0}, "checkpoint_every must be a positive integer, got 0"),
+        ({"checkpoint_every": -5}, "checkpoint_every must be a positive integer, got -5"),
+        ({"accumulate": 0}, "accumulate must be a positive integer, got 0"),
+        ({"precision": "half"}, "precision must be float32, bfloat16 or float16, got 'half'"),
+        ({"scheduler": fm.SchedulerOf("ReduceLROnPlateau")}, "ReduceLROnPlateau follows a metric"),
+        (
+            {"scheduler": lambda optimizer: 3},
+            "scheduler must give a torch.optim.lr_scheduler.LRScheduler, got 3",
+        ),
+        ({"optimizer": lambda model: 3}, r"optimizer factory must return a torch\.optim\.Optimizer, got 3"),
+        ({"optimizer": fm.OptimizerOf("LBFGS")}, "LBFGS needs a closure"),
+        ({"net": 3}, "model must be a torch.nn.Module or a function that makes one, got 3"),
+        ({"net": nn.LazyLinear(3)}, "is lazy and has no shape yet"),
+        ({"workers": 2, "problem": local_problem()}, "worker processes need a problem.*module-level functions"),
+    ],
+)
+def test_impossible_options_of_fit(refused: Refuse, options: dict[str, Any], message: str) -> None:
+    refused(message, **options)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import forkmerge as fm
 from forkmerge.algorithms.mixtures import check_mixtures, is_target_only, mixtures_from, scale_auxiliaries
-from problems import domains_problem, fit, shared_problem
+from problems import Refuse, domains_problem, fit, shared_problem
 
 
 def weights(mixtures: list[fm.Mixture]) -> dict[str, dict[str, float]]:
@@ -192,3 +192,21 @@ class TestRelevance:
         for task in set().union(*rows):
             expected = sum(share * row.get(task, 0.0) for share, row in zip(shares, rows, strict=True))
             assert found[task] == pytest.approx(expected)
+
+
+class TestRuns:
+    @pytest.mark.parametrize("weight", [-1.0, math.nan, math.inf, "1", None])
+    def test_negative_or_non_finite_weights(self, refused: Refuse, weight: Any) -> None:
+        branches = {"alone": {"tgt": 1.0}, "bad": {"tgt": 1.0, "odd": weight}}
+        refused("branch 'bad': the weight of task 'odd' must be a finite number ≥ 0, got", fm.ForkMerge(branches))
+
+    def test_joint_weights_too(self, refused: Refuse) -> None:
+        refused("the weight of task 'tgt' must be a finite number ≥ 0, got -1", fm.Joint({"tgt": -1.0}))
+        refused("branch 'joint' gives every task weight 0", fm.Joint({"tgt": 0.0}))
+        refused("unknown task 'od'. Did you mean 'odd'", fm.Joint({"od": 1.0}))
+
+    def test_a_branch_of_an_unknown_task(self, refused: Refuse) -> None:
+        refused(r"branch 'b': unknown task 'auxx'\. Did you mean 'aux'", fm.ForkMerge({"b": {"auxx": 1.0}}))
+
+    def test_no_branch_at_all(self, refused: Refuse) -> None:
+        refused("there is no branch to train", fm.ForkMerge({}))

@@ -6,23 +6,21 @@ import copy
 import io
 import math
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, RandomSampler, TensorDataset, WeightedRandomSampler
+from torch.utils.data import DataLoader, TensorDataset
 
 import forkmerge as fm
+from forked_training import BRANCHES, CONTEXT, HELD_OUT, INPUTS, LABELS, branch_bits, score, sgd, step, train
 from problems import (
-    TASKS,
     Augmented,
     Bag,
     Net,
     bits,
     conv_net,
-    examples,
     fit,
     frozen_net,
     minus_loss,
@@ -35,44 +33,6 @@ from problems import (
     shared_problem,
     tied_net,
 )
-
-BRANCHES = {"alone": {"tgt": 1.0}, "joint": {"tgt": 1.0, "odd": 0.5}}
-CONTEXT = fm.Context(0, 0)
-INPUTS, LABELS = examples(16, 1)
-HELD_OUT = examples(24, 2)
-
-
-def sgd(model: nn.Module, **options: Any) -> torch.optim.Optimizer:
-    trainable = [p for p in model.parameters() if p.requires_grad]
-    return torch.optim.SGD(trainable, **{"lr": 0.3, "momentum": 0.9, **options})
-
-
-def step(branch: Any, batch: Any = (INPUTS, LABELS)) -> None:
-    """One step as anybody would write it."""
-    branch.model.train()
-    losses = shared_losses(branch.model, batch, list(branch.task_weights), CONTEXT)
-    total = sum(weight * losses[task] for task, weight in branch.task_weights.items())
-    branch.optimizer.zero_grad()
-    total.backward()
-    branch.optimizer.step()
-    if branch.scheduler is not None:
-        branch.scheduler.step()
-
-
-def score(model: nn.Module) -> float:
-    return minus_loss(*predict_target(model, HELD_OUT))
-
-
-def train(forked: fm.Fork, steps: int = 3, dropout: bool = False) -> None:
-    for branch in forked:
-        for index in range(steps):
-            if dropout:
-                torch.manual_seed(index)
-            step(branch)
-
-
-def branch_bits(forked: fm.Fork) -> dict[str, Any]:
-    return {branch.name: bits(branch.model) for branch in forked}
 
 
 class TestForking:
@@ -97,40 +57,6 @@ class TestForking:
         step(one)
         assert same_bits(other.model, model)
         assert not same_bits(one.model, model)
-
-    def test_frozen_parameters_are_shared_and_tied_ones_stay_tied(self) -> None:
-        model = seeded(frozen_net)
-        for branch in fm.fork(model, sgd(model), BRANCHES):
-            assert branch.model.body[0].weight is model.body[0].weight
-            assert branch.model.body[2].weight is not model.body[2].weight
-        for branch in fm.fork(tied := seeded(tied_net), sgd(tied), BRANCHES):
-            assert branch.model.body[1].first.weight is branch.model.body[1].second.weight
-
-    def test_a_branch_trains_exactly_as_the_original_would(self) -> None:
-        model = seeded(noisy_net)
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-        own = fm.fork(model, optimizer, {"all": dict.fromkeys(TASKS, 1.0)})["all"]
-        own.model.train(), model.train()
-        original = copy.copy(own)
-        original.model, original.optimizer = model, optimizer
-        for branch in (own, original):
-            for index in range(4):
-                torch.manual_seed(index)
-                step(branch)
-        assert same_bits(own.model, model)
-
-    def test_an_optimizer_that_is_already_warm_is_forked_with_its_state(self) -> None:
-        model = seeded(plain_net)
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-        warm = fm.fork(model, optimizer, BRANCHES)["alone"]
-        warm.model, warm.optimizer, warm.scheduler = model, optimizer, None
-        for _ in range(3):
-            step(warm)
-        forked = fm.fork(model, optimizer, BRANCHES)
-        branch = forked["alone"]
-        assert branch.optimizer.state[branch.model.body[0].weight]["step"] == 3
-        step(warm), step(branch)
-        assert same_bits(branch.model, model)
 
     def test_lbfgs_works_in_an_own_loop(self) -> None:
         model = seeded(plain_net)
@@ -164,49 +90,6 @@ class TestForking:
         assert repr(forked["joint"]) == "ForkedBranch('joint', {'tgt': 1.0, 'odd': 0.5})"
         with pytest.raises(fm.ProblemError, match=r"unknown branch 'jont'\. Did you mean 'joint'\?"):
             forked["jont"]
-
-    @pytest.mark.filterwarnings("error")
-    @pytest.mark.parametrize("started", [0, 2])
-    def test_copied_schedulers_do_not_warn_about_the_order_of_steps(self, started: int) -> None:
-        model = seeded(plain_net)
-        optimizer = sgd(model)
-        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
-        for _ in range(started):
-            optimizer.step()
-            scheduler.step()
-        forked = fm.fork(model, optimizer, BRANCHES, scheduler=scheduler)
-        for _ in range(2):
-            train(forked, 2)
-            forked.merge(score)
-        for branch in forked:
-            assert branch.scheduler.last_epoch == started + 4
-            assert branch.scheduler.optimizer is branch.optimizer
-            assert branch.optimizer.param_groups[0]["lr"] == branch.scheduler.get_last_lr()[0] < 0.3
-
-    def test_a_forgotten_optimizer_step_is_still_warned_about(self) -> None:
-        model = plain_net()
-        optimizer = sgd(model)
-        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
-        branch = fm.fork(model, optimizer, BRANCHES, scheduler=scheduler)["alone"]
-        with pytest.warns(UserWarning, match=r"lr_scheduler.step\(\)` before `optimizer.step"):
-            branch.scheduler.step()
-
-    def test_every_branch_has_its_own_scaler(self) -> None:
-        model = seeded(plain_net)
-        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-        forked = fm.fork(model, sgd(model), BRANCHES, scaler=scaler)
-        one, other = forked
-        for branch in (one, other):
-            loss = shared_losses(branch.model, (INPUTS, LABELS), ["tgt"], CONTEXT)["tgt"]
-            branch.scaler.scale(loss).backward()
-            if branch is other:
-                branch.model.heads["tgt"].weight.grad[0, 0] = torch.inf
-            branch.scaler.step(branch.optimizer)
-            branch.scaler.update()
-        assert (one.scaler.get_scale(), other.scaler.get_scale(), scaler.get_scale()) == (8.0, 4.0, 8.0)
-        assert same_bits(other.model, model), "a step with an infinite gradient is skipped"
-        forked.merge(score)
-        assert (one.scaler.get_scale(), other.scaler.get_scale()) == (8.0, 4.0)
 
 
 class TestMerging:
@@ -414,74 +297,6 @@ class TestOptimizerPolicies:
             fm.fork(model := plain_net(), sgd(model), BRANCHES, optimizer_state="drop")  # type: ignore[arg-type]
 
 
-class TestPairedLoaders:
-    def loaders(self) -> Iterator[DataLoader[Any]]:
-        data = Augmented()
-        yield DataLoader(data, batch_size=4, shuffle=True)
-        yield DataLoader(data, batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(1))
-        yield DataLoader(data, batch_size=4, sampler=RandomSampler(data, generator=torch.Generator()))
-        yield DataLoader(data, batch_size=4, sampler=WeightedRandomSampler([1.0] * 16, 16, generator=torch.Generator()))
-        yield DataLoader(data, batch_size=4, shuffle=True, num_workers=2)
-
-    @pytest.mark.parametrize("kind", range(5))
-    def test_every_branch_gets_the_same_batches_and_the_same_randomness(self, kind: int) -> None:
-        loader = list(self.loaders())[kind]
-        forked = fm.fork(model := seeded(plain_net), sgd(model), BRANCHES, seed=4)
-        rounds: list[list[Any]] = []
-        for _ in range(2):
-            seen = {}
-            for branch in forked:
-                passes = []
-                for _ in range(2):
-                    drawn = []
-                    for inputs, labels in branch.paired(loader):
-                        drawn.append((inputs.tolist(), labels.tolist(), torch.rand(1).item()))
-                        torch.rand(len(branch.task_weights))  # a branch may use more randomness than another
-                    passes.append(drawn)
-                seen[branch.name] = passes
-            assert seen["alone"] == seen["joint"]
-            assert len(seen["alone"][0]) == 4
-            assert seen["alone"][0] != seen["alone"][1], "another pass is shuffled anew"
-            rounds.append(seen["alone"])
-            train(forked)
-            forked.merge(score)
-        assert rounds[0] != rounds[1], "another round is shuffled anew"
-
-    def test_workers_that_outlive_a_pass_are_refused(self) -> None:
-        loader = DataLoader(Augmented(), batch_size=4, num_workers=1, persistent_workers=True)
-        forked = fm.fork(model := plain_net(), sgd(model), BRANCHES)
-        with pytest.raises(fm.ProblemError, match=r"persistent_workers=True keeps .*persistent_workers=False"):
-            next(iter(forked["alone"].paired(loader)))
-
-    def test_the_callers_random_states_and_generators_come_back(self) -> None:
-        generator = torch.Generator().manual_seed(5)
-        loader = DataLoader(Augmented(), batch_size=4, shuffle=True, generator=generator)
-        forked = fm.fork(model := plain_net(), sgd(model), BRANCHES)
-        torch.manual_seed(1)
-        before = torch.get_rng_state(), generator.get_state()
-        for _ in forked["alone"].paired(loader):
-            pass
-        for index, _ in enumerate(forked["alone"].paired(loader)):
-            if index == 1:
-                break  # a pass may be left early
-        assert torch.equal(torch.get_rng_state(), before[0])
-        assert torch.equal(generator.get_state(), before[1])
-
-    def test_a_seed_of_its_own_is_another_order(self) -> None:
-        loader = DataLoader(Augmented(), batch_size=4, shuffle=True)
-        model = plain_net()
-        first = [
-            next(iter(fm.fork(model, sgd(model), BRANCHES, seed=seed)["alone"].paired(loader)))[0].tolist()
-            for seed in (0, 0, 1)
-        ]
-        assert first[0] == first[1]
-        assert first[0] != first[2]
-
-    def test_any_iterable_can_be_paired(self) -> None:
-        forked = fm.fork(model := plain_net(), sgd(model), BRANCHES)
-        assert list(forked["alone"].paired([1, 2, 3])) == [1, 2, 3]
-
-
 class TestStateDicts:
     OPTIMIZERS = (
         lambda m: sgd(m),
@@ -662,3 +477,9 @@ def test_the_example_of_the_design_runs() -> None:
     assert sum(outcome.coefficients.values()) == pytest.approx(1)
     assert forked.merged_into(model) is model
     assert score(model.eval()) == outcome.score
+
+
+def test_branches_as_a_list() -> None:
+    model = plain_net()
+    with pytest.raises(fm.ProblemError, match=r"branches must be .* got list"):
+        fm.fork(model, torch.optim.SGD(model.parameters(), lr=0.1), ["alone"])

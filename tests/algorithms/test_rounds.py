@@ -6,10 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 import forkmerge as fm
 from forkmerge.algorithms.run_record import Run
+from forkmerge.engine.executors.serial import SerialExecutor
 from forkmerge.engine.storage.run_folder import RunFolder
 from forkmerge.engine.training.state import State
 from problems import (
@@ -153,3 +155,18 @@ class TestNestedTopK:
         assert [list(r.branches) for r in run.rounds] == [list(nested)] * 3
         assert same_bits(run, fit(fm.ForkMerge(given, interval=4), net=noisy_net))
         assert [e["branch"] for e in events if e["event"] == "probe"] == ["aux", "odd"]
+
+
+def test_ranking_runs_train_with_the_scaled_weights() -> None:
+    seen: list[float] = []
+
+    real = SerialExecutor.train
+
+    def train(self: SerialExecutor, segments: Any, states: Any) -> Any:
+        seen.extend(s.mixture.task_weights.get(task, 0) for s in segments for task in TASKS[1:])
+        return real(self, segments, states)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SerialExecutor, "train", train)
+        fit(fm.ForkMerge(fm.NestedTopK(probe_steps=1), interval=1, auxiliary_scale=0.5), domains_problem(), steps=1)
+    assert {weight for weight in seen if weight} == {0.5}

@@ -1,14 +1,20 @@
 """Recipes: what a TOML file or a command line may change, and what it leaves alone."""
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
 import torch
 
 import forkmerge as fm
 from forkmerge.experiments.recipe import recipe_from
-from problems import plain_net, shared_problem
+from problems import evaluation, plain_net, shared_problem
 
 
 def recipe() -> fm.Recipe:
-    return fm.Recipe(shared_problem(), plain_net, fm.OptimizerOf("SGD", lr=0.1, momentum=0.9), 4)
+    problem = shared_problem(test=evaluation())
+    return fm.Recipe(problem, plain_net, fm.OptimizerOf("SGD", lr=0.1, momentum=0.9), 4)
 
 
 def changed(**settings: object) -> fm.Recipe:
@@ -31,3 +37,78 @@ def test_a_named_optimizer_starts_from_its_own_defaults() -> None:
 def test_options_alone_change_the_recipes_own_algorithm() -> None:
     algorithm = changed(algorithm={"interval": 2}).algorithm
     assert algorithm == fm.ForkMerge(interval=2)
+
+
+RECIPE = """
+import forkmerge as fm
+from problems import SGD, plain_net, shared_problem
+
+def recipe(size: int = 3) -> fm.Recipe:
+    return fm.Recipe(shared_problem(), plain_net, SGD, steps=4)
+
+def number() -> int:
+    return 3
+"""
+
+
+class TestMistakes:
+    @pytest.fixture
+    def load(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], fm.Recipe]:
+        (tmp_path / "a_recipe.py").write_text(RECIPE)
+        monkeypatch.syspath_prepend(str(tmp_path))
+
+        def write(text: str) -> fm.Recipe:
+            path = tmp_path / "problem.toml"
+            path.write_text(text)
+            return fm.load_recipe(path)
+
+        return write
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("stesp = 3", r"a recipe: unknown key 'stesp'\. Did you mean 'steps'\? Known: recipe"),
+            ("[training]\nclip = 1.0", r"\[training\]: unknown key 'clip'\. Did you mean 'clip_norm'"),
+            (
+                "[algorithm]\nintervall = 3",
+                r"\[algorithm\] ForkMerge: unknown key 'intervall'\. Did you mean 'inter",
+            ),
+            ("[algorithm]\nname = 'Forkmerge'", r"unknown algorithm 'Forkmerge'\. Did you mean 'ForkMerge'"),
+            ("[algorithm]\npreset = 'papers'", r"unknown preset 'papers'\. Did you mean 'paper'"),
+            ("target = 'tgd'", r"unknown task 'tgd'\. Did you mean 'tgt'"),
+            ("[scheduler]\nT_max = 1", r"\[scheduler\] needs a name, e\.g\. name = 'CosineAnnealingLR'"),
+            ("optimizer = 'Addam'", r"unknown optimizer 'Addam'\. Did you mean 'Adam'"),
+            ("[arguments]\nsizes = 3", r"\[arguments\] do not fit .*'sizes'.*It takes: size"),
+        ],
+    )
+    def test_an_unknown_key_offers_the_closest(self, load: Any, text: str, message: str) -> None:
+        with pytest.raises(fm.ForkMergeError, match=message):
+            load(f"recipe = 'a_recipe:recipe'\n{text}\n")
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("steps = 3", "a recipe file needs recipe = 'module:function'"),
+            ("steps = = 3", r"problem\.toml is not valid TOML"),
+            ("recipe = 'a_recipe:recpe'", r"unknown function 'recpe'\. Did you mean 'recipe'"),
+            ("recipe = 'a_recipe:number'", r"must return a forkmerge\.Recipe, got int"),
+            ("recipe = 'no_such_module:recipe'", "no module named 'no_such_module'"),
+            ("recipe = 'a_recipe.py:recipe'", "names a file: write a_recipe:recipe"),
+            ("recipe = 'a_recipe'", "is neither a .toml file nor 'module:function'"),
+        ],
+    )
+    def test_a_recipe_that_cannot_be_found(self, load: Any, text: str, message: str) -> None:
+        with pytest.raises(fm.ConfigError, match=message):
+            load(text)
+
+    def test_a_file_that_is_not_there(self, tmp_path: Path) -> None:
+        with pytest.raises(fm.ConfigError, match=r"cannot read .*gone\.toml: No such file"):
+            fm.load_recipe(tmp_path / "gone.toml")
+
+
+def test_development_puts_a_part_of_the_training_data_in_the_place_of_the_test_data() -> None:
+    problem, plain = changed(development=True).problem, recipe().problem
+    (test,) = problem.evaluations("test").values()
+    (kept,), (all_examples,) = (made.stream_map.values() for made in (problem, plain))
+    assert len(test.dataset) + len(kept.dataset) == len(all_examples.dataset)
+    assert torch.equal(test.dataset[0][0], plain.for_development().evaluations("test")["tgt"].dataset[0][0])

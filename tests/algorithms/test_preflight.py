@@ -1,0 +1,151 @@
+"""What cannot work is refused with one clear message, before a single training step and without leaving a folder."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+import forkmerge as fm
+from problems import (
+    SGD,
+    TASKS,
+    Refuse,
+    domains_problem,
+    examples,
+    fit,
+    minus_loss,
+    noisy_net,
+    plain_net,
+    problem_with,
+    same_bits,
+    seeded,
+    shared_losses,
+    shared_problem,
+)
+
+
+class TestSearches:
+    def test_a_search_that_does_not_fit_the_number_of_branches(self, refused: Refuse) -> None:
+        refused("binary search merges two branches, got 3", fm.ForkMerge("per_auxiliary", search="binary"))
+        refused("expected 3 coefficients", fm.ForkMerge("per_auxiliary", search=fm.Fixed((0.5, 0.5))))
+
+    def test_fixed_coefficients_that_pruning_would_not_leave_alone(self, refused: Refuse) -> None:
+        algorithm = fm.ForkMerge("per_auxiliary", search=fm.Fixed((0.5, 0.25, 0.25)), prune_to=2)
+        refused("prune_to=2 may leave fewer branches than the search can merge: expected 2 coefficients", algorithm)
+
+
+class TestLosses:
+    def test_a_loss_that_does_not_depend_on_the_model(self, refused: Refuse) -> None:
+        def detached(*arguments: Any) -> Any:
+            return {task: loss.detach() for task, loss in shared_losses(*arguments).items()}
+
+        refused(r"loss of task 'tgt' does not depend on the model.*Look for \.detach\(\)", None, problem_with(detached))
+
+    def test_also_if_only_one_branch_of_many_asks_for_it(self, refused: Refuse) -> None:
+        def partly(*arguments: Any) -> Any:
+            return {t: loss.detach() if t == "odd" else loss for t, loss in shared_losses(*arguments).items()}
+
+        refused(
+            "the loss of task 'odd' does not depend on the model", fm.ForkMerge("per_auxiliary"), problem_with(partly)
+        )
+
+    def test_a_loss_that_is_not_finite_before_training(self, refused: Refuse) -> None:
+        def nan(*arguments: Any) -> Any:
+            return {task: loss * torch.nan for task, loss in shared_losses(*arguments).items()}
+
+        refused("the loss of task 'tgt' is nan on the first batch, before any training", None, problem_with(nan))
+
+    def test_a_loss_per_example(self, refused: Refuse) -> None:
+        def per_example(*arguments: Any) -> Any:
+            return {task: loss.expand(8) for task, loss in shared_losses(*arguments).items()}
+
+        refused(r"must be a scalar, got \(8,\): take its mean", None, problem_with(per_example))
+
+    def test_a_loss_that_is_a_plain_number(self, refused: Refuse) -> None:
+        refused(
+            "must be a scalar tensor, got float", None, problem_with(lambda m, b, tasks, c: dict.fromkeys(tasks, 1.0))
+        )
+
+    def test_losses_that_are_no_mapping(self, refused: Refuse) -> None:
+        def total(*arguments: Any) -> Any:
+            return sum(shared_losses(*arguments).values())
+
+        refused(r"losses of stream 'all' must return \{task: loss\}, got Tensor", None, problem_with(total))
+
+    def test_a_loss_nobody_asked_for(self, refused: Refuse) -> None:
+        def everything(model: Any, batch: Any, tasks: Any, context: Any) -> Any:
+            return shared_losses(model, batch, TASKS, context)
+
+        refused(
+            "losses of stream 'all' were not asked for this: unknown task 'aux'",
+            fm.SingleTask(),
+            problem_with(everything),
+        )
+
+    def test_batch_size_one_with_batchnorm(self, refused: Refuse) -> None:
+        problem = problem_with(batch_size=1)
+        refused("stream 'all' has batches of 1 and the model a BatchNorm layer.*at least 2", None, problem, noisy_net)
+
+    def test_another_error_of_the_loss_is_the_users_own(self, refused: Refuse) -> None:
+        def broken(*arguments: Any) -> Any:
+            raise KeyError("labels")
+
+        refused("labels", None, problem_with(broken), error=KeyError)
+
+
+class TestMetrics:
+    def test_a_metric_that_fails_fails_before_training(self, refused: Refuse) -> None:
+        def broken(predictions: Any, targets: Any) -> float:
+            raise ZeroDivisionError("no positives")
+
+        refused("no positives", None, shared_problem(metrics={"m": broken}), error=ZeroDivisionError)
+
+    def test_a_metric_that_gives_no_number(self, refused: Refuse) -> None:
+        problem = shared_problem(metrics={"m": lambda p, t: p})
+        refused("metric 'm' must give one number", None, problem)
+
+    def test_a_reference_of_zero_or_for_other_metrics(self, refused: Refuse) -> None:
+        problem = shared_problem(metrics={"a": minus_loss, "b": fm.accuracy})
+        refused("reference value of metric 'b' is 0", fm.ForkMerge(reference={"a": 1.0, "b": 0}), problem)
+        refused("the reference lacks a value: unknown metric 'b'", fm.ForkMerge(reference={"a": 1.0}), problem)
+
+
+def test_validation_examples_the_stream_cannot_read(refused: Refuse) -> None:
+    inputs, labels = examples(24, 2)
+    validation = fm.Evaluation(TensorDataset(inputs, labels[:, 0]), fm.accuracy)
+    problem = shared_problem(validation=validation)
+    refused(r"refit=True trains on the validation examples too.*as_training=", fm.ForkMerge(refit=True), problem)
+
+
+def test_a_refused_run_leaves_the_model_as_it_was() -> None:
+    net = seeded(noisy_net)
+    net.body[3].eval()
+    calls = []
+
+    def broken(predictions: Any, targets: Any) -> float:
+        calls.append(1)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fit(problem=shared_problem(metrics={"m": broken}), net=net)
+    assert calls == [1]
+    assert same_bits(net, seeded(noisy_net))
+    assert all(parameter.grad is None for parameter in net.parameters())
+    assert not net.body[3].training
+    assert net.body[1].training
+
+
+def test_a_method_that_needs_the_target_in_a_branch_without_it() -> None:
+    branches = {"alone": {"tgt": 1.0}, "others": dict.fromkeys(domains_problem().auxiliaries, 1.0)}
+    with pytest.raises(fm.ProblemError, match="GCS treats the target differently, but branch 'others'"):
+        fm.ForkMerge(branches, method="GCS").fit(domains_problem(), model=plain_net, optimizer=SGD, steps=1)
+
+
+def test_gradients_at_a_representation_that_nobody_declared() -> None:
+    with pytest.raises(fm.ProblemError, match=r"gradients='representation' needs a declared one"):
+        fm.Joint(method="MGDA").fit(
+            shared_problem(), model=plain_net, optimizer=SGD, steps=1, gradients="representation"
+        )

@@ -1,0 +1,22 @@
+"""Data sets joined and divided: the same parts every time, which overlap nowhere."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.data import Subset, TensorDataset
+
+from forkmerge.problem.split_dataset import part
+
+
+def rows(dataset: object) -> list[float]:
+    return [float(dataset[index][0].sum()) for index in range(len(dataset))]  # type: ignore[arg-type,index]
+
+
+@pytest.mark.parametrize("wrap", [lambda data: data, lambda data: Subset(data, range(9))])
+def test_the_parts_are_the_same_every_time_and_overlap_nowhere(wrap: object) -> None:
+    data = wrap(TensorDataset(torch.arange(9.0)[:, None]))  # type: ignore[operator]
+    kept, held = part(data)
+    assert rows(kept) == rows(part(data)[0])
+    assert sorted(rows(kept) + rows(held)) == list(range(9))
+    assert type(kept) is type(data)
