@@ -90,7 +90,7 @@ class TestConversion:
     def test_is_done_once(self, tmp_path: Path, monkeypatch) -> None:
         write(tmp_path, "NL")
         first = load(tmp_path)["NL"]
-        monkeypatch.setattr(_tables, "_convert", None)  # a second conversion would fail
+        monkeypatch.setattr(_tables, "_chunks", None)  # a second conversion would fail
         again = load(tmp_path)["NL"]
         assert again.folder == first.folder
 

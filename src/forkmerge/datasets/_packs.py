@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from forkmerge.datasets._files import Array, Pack, Root
-from forkmerge.datasets.images import Pixels, default_folder, open_map, write_map
+from forkmerge.datasets.images import Pixels, decode_once, map_file, open_map
+from forkmerge.engine.storage.convert_once import key_of
 from forkmerge.errors import ProblemError
 
 _FORMAT = 1  # part of every key: another way of storing images must not find the old files
@@ -34,18 +34,14 @@ def decode_pack(
     count = len(bounds) - 1
     if count < 1 or bounds[0] < 0 or bool((np.diff(bounds) <= 0).any()):
         raise ProblemError(f"{pack.path}: {offsets!r} must hold ascending places in {stream!r}. Get the file again.")
-    file = (Path(cache) if cache is not None else default_folder()) / f"{_key(pack.path, stream, size)}.npy"
-    found = open_map(file, count)
-    if found is None:
-        data = pack[stream]
-        if bounds[-1] > len(data):
-            raise ProblemError(f"{pack.path}: {stream!r} ends before its last image. Get the file again.")
-        names = [Path(f"{pack.path} image {index}") for index in range(count)]
-        write_map(file, names, _Decoder(data, bounds, size), workers, progress)
-        found = open_map(file, count)
-    if found is None:
-        raise ProblemError(f"the decoded images {file} cannot be read: remove the file and try again.")
-    return found
+    file = map_file(cache, key_of(f"pack {_FORMAT}\n{stream}\n{size}", [pack.path]))
+    if (pixels := open_map(file, count)) is not None:
+        return pixels  # without reading the stream
+    data = pack[stream]
+    if bounds[-1] > len(data):
+        raise ProblemError(f"{pack.path}: {stream!r} ends before its last image. Get the file again.")
+    names = [Path(f"{pack.path} image {index}") for index in range(count)]
+    return decode_once(file, names, _Decoder(data, bounds, size), workers, progress)
 
 
 class _Decoder:
@@ -67,9 +63,3 @@ class _Decoder:
             if converted.size != (self._size, self._size):
                 converted = converted.resize((self._size, self._size), self._image.Resampling.BOX)
             return np.asarray(converted)
-
-
-def _key(path: Path, stream: str, size: int) -> str:
-    facts = path.stat()
-    text = f"pack {_FORMAT}\n{path.absolute()}\n{facts.st_size}\n{facts.st_mtime_ns}\n{stream}\n{size}"
-    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:32]

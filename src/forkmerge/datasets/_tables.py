@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 import re
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -21,12 +19,12 @@ from torch.utils.data import Dataset
 
 from forkmerge.datasets._files import Array
 from forkmerge.engine.storage import atomic_files
+from forkmerge.engine.storage.convert_once import convert_once, key_of
 from forkmerge.engine.storage.json_codec import seal
 from forkmerge.errors import ProblemError
 
 _FORMAT = 1  # part of every key: another way of storing columns must not find the old ones
 _CHUNK = 1 << 14  # rows converted at a time: about 20 MB while they are numbers and text
-_LEFTOVER = 24 * 3600  # seconds after which an unfinished folder can only be what a kill has left
 
 
 @dataclass(frozen=True)
@@ -53,12 +51,12 @@ class Schema:
     @property
     def groups(self) -> dict[str, tuple[slice, str]]:
         """Where each kept group of columns stands, and its dtype in the file."""
-        start, found = len(self.first), {}
+        start, groups = len(self.first), {}
         for name, kind in (("categorical", "<u2"), ("numerical", "<f4"), ("labels", "|u1")):
             count = len(getattr(self, name))
-            found[name] = (slice(start, start + count), kind)
+            groups[name] = (slice(start, start + count), kind)
             start += count
-        return found
+        return groups
 
 
 class MappedTable(Dataset[Any]):
@@ -124,44 +122,19 @@ def open_table(
         cache: The folder; by default `forkmerge/tables` in the user's cache folder.
         progress: Whether a bar is shown on a terminal while converting.
     """
-    folder = (cache or atomic_files.cache_folder("tables")) / _key(paths, schema)
+    folder = (cache or atomic_files.cache_folder("tables")) / key_of(f"table {_FORMAT}\n{schema}", paths)
+    return convert_once(folder, partial(_opened, schema=schema), partial(_write, paths, schema, progress=progress))
+
+
+def _opened(folder: Path, schema: Schema) -> MappedTable | None:
     try:
         return MappedTable(folder, schema)
     except (atomic_files.Damage, OSError, KeyError, TypeError, ValueError):
-        _convert(paths, schema, folder, progress)
-    return MappedTable(folder, schema)
+        return None
 
 
-def _key(paths: Sequence[Path], schema: Schema) -> str:
-    digest = hashlib.sha256(f"table {_FORMAT}\n{schema}\n".encode())
-    for path in paths:
-        facts = path.stat()
-        digest.update(
-            f"{path.absolute()}\x1f{facts.st_size}\x1f{facts.st_mtime_ns}\n".encode("utf-8", "surrogateescape")
-        )
-    return digest.hexdigest()[:32]
-
-
-def _convert(paths: Sequence[Path], schema: Schema, folder: Path, progress: bool) -> None:
-    temporary = folder.with_name(f"{atomic_files.TEMPORARY}{folder.name}-{os.getpid()}-{time.time_ns()}")
-    with atomic_files.explained(f"write {folder}"):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        for old in folder.parent.glob(f"{atomic_files.TEMPORARY}{folder.name}-*"):
-            touched = max((item.stat().st_mtime for item in (old, *old.glob("*"))), default=0.0)
-            if time.time() - touched > _LEFTOVER:
-                atomic_files.remove(old)
-        temporary.mkdir()
-    try:
-        with atomic_files.explained(f"write {folder}"):
-            facts = _write(paths, schema, temporary, progress)
-            atomic_files.write_file(temporary / "facts.json", seal(facts))
-            atomic_files.discard(folder)
-            atomic_files.move(temporary, folder)
-    finally:
-        atomic_files.remove(temporary)
-
-
-def _write(paths: Sequence[Path], schema: Schema, folder: Path, progress: bool) -> dict[str, Any]:
+def _write(paths: Sequence[Path], schema: Schema, folder: Path, progress: bool) -> None:
+    folder.mkdir()
     rows, largest = 0, np.zeros(len(schema.categorical), np.int64)
     positives = np.zeros(len(schema.labels), np.int64)
     with ExitStack() as stack:
@@ -179,7 +152,8 @@ def _write(paths: Sequence[Path], schema: Schema, folder: Path, progress: bool) 
             atomic_files.sync(file)
     if rows == 0:
         raise ProblemError(f"{', '.join(map(str, paths))}: there is no row after the column names.")
-    return {"rows": rows, "largest": largest.tolist(), "positives": positives.tolist()}
+    facts = {"rows": rows, "largest": largest.tolist(), "positives": positives.tolist()}
+    atomic_files.write_file(folder / "facts.json", seal(facts))
 
 
 def _chunks(paths: Sequence[Path], schema: Schema, progress: bool) -> Iterator[Array]:
@@ -204,13 +178,13 @@ def _chunks(paths: Sequence[Path], schema: Schema, progress: bool) -> Iterator[A
 
 
 def _check_names(path: Path, schema: Schema, header: str) -> None:
-    found = header.strip().split(",")
+    columns = header.strip().split(",")
     for place, name in enumerate(schema.names):
-        if place >= len(found) or found[place] != name:
-            got = repr(found[place]) if place < len(found) and found[place] else "nothing"
+        if place >= len(columns) or columns[place] != name:
+            got = repr(columns[place]) if place < len(columns) and columns[place] else "nothing"
             raise ProblemError(f"{path}: column {place + 1} must be {name!r}, found {got} in the first line.")
-    if len(found) > len(schema.names):
-        raise ProblemError(f"{path}: there are {len(found)} columns, expected {len(schema.names)}.")
+    if len(columns) > len(schema.names):
+        raise ProblemError(f"{path}: there are {len(columns)} columns, expected {len(schema.names)}.")
 
 
 def _parsed(path: Path, schema: Schema, lines: list[str], start: int) -> Array:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import os
 import sys
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,13 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from forkmerge.engine.storage import atomic_files
+from forkmerge.engine.storage.convert_once import convert_once, key_of
 from forkmerge.errors import ProblemError
 
 Pixels = npt.NDArray[np.uint8]
 Decode = Callable[[Path], Pixels]
 
 _FORMAT = 1  # part of every key: another way of storing images must not find the old files
-_LEFTOVER = 24 * 3600  # seconds after which an unfinished file can only be what a kill has left
 
 
 class CachedImages(Dataset[tuple[Tensor, ...]]):
@@ -80,11 +79,8 @@ class CachedImages(Dataset[tuple[Tensor, ...]]):
         self.as_bytes = as_bytes
         shape = (size, size) if isinstance(size, int) else None if size is None else (int(size[0]), int(size[1]))
         decoder = decode or _Pillow(shape, mode)
-        folder = Path(cache) if cache is not None else default_folder()
-        self.file = folder / f"{_key(self.paths, decoder)}.npy"
-        self._pixels: Pixels | None = open_map(self.file, len(self.paths))
-        if self._pixels is None:
-            write_map(self.file, self.paths, decoder, workers, progress)
+        self.file = map_file(cache, key_of(f"{_FORMAT}\n{_form(decoder)}", self.paths, "image"))
+        self._pixels: Pixels | None = decode_once(self.file, self.paths, decoder, workers, progress)
         self.shape = tuple(self.pixels.shape[1:])
         self._scale, self._shift = _affine(mean, std, self.shape[0])
 
@@ -144,9 +140,9 @@ class ImageFiles(Dataset[tuple[Tensor, ...]]):
         return (torch.from_numpy(pixels), *(column[index] for column in self.labels))
 
 
-def default_folder() -> Path:
-    """Where decoded images are kept unless another folder is given."""
-    return atomic_files.cache_folder("images")
+def map_file(cache: str | os.PathLike[str] | None, key: str) -> Path:
+    """Return where decoded images are kept: in a folder, by default the one in the user's cache folder."""
+    return (Path(cache) if cache is not None else atomic_files.cache_folder("images")) / f"{key}.npy"
 
 
 class _Pillow:
@@ -169,23 +165,21 @@ class _Pillow:
         return pixels if pixels.ndim == 3 else pixels[:, :, None]
 
 
-def _key(paths: Sequence[Path], decoder: Any) -> str:
+def _form(decoder: Any) -> str:
+    """What tells a way of decoding from the others."""
     if isinstance(decoder, _Pillow):
-        how = f"Pillow {decoder.size} {decoder.mode}"
-    else:
-        try:
-            code = inspect.getsource(decoder)
-        except (OSError, TypeError):
-            code = ""
-        how = f"{getattr(decoder, '__module__', '')}:{getattr(decoder, '__qualname__', type(decoder).__name__)}\n{code}"
-    digest = hashlib.sha256(f"{_FORMAT}\n{how}\n".encode())
-    for path in paths:
-        try:
-            facts = path.stat()
-        except OSError as error:
-            raise ProblemError(f"cannot read the image {path}: {error.strerror}.") from None
-        digest.update(f"{path}\x1f{facts.st_size}\x1f{facts.st_mtime_ns}\n".encode("utf-8", "surrogateescape"))
-    return digest.hexdigest()[:32]
+        return f"Pillow {decoder.size} {decoder.mode}"
+    try:
+        code = inspect.getsource(decoder)
+    except (OSError, TypeError):
+        code = ""
+    return f"{getattr(decoder, '__module__', '')}:{getattr(decoder, '__qualname__', type(decoder).__name__)}\n{code}"
+
+
+def decode_once(file: Path, paths: Sequence[Path], decoder: Decode, workers: int, progress: bool) -> Pixels:
+    """Return the memory map of decoded images, decoding them first where that is not done yet."""
+    write = partial(_write_map, paths=paths, decoder=decoder, workers=workers, progress=progress)
+    return convert_once(file, partial(open_map, count=len(paths)), write)
 
 
 def open_map(file: Path, count: int) -> Pixels | None:
@@ -198,28 +192,15 @@ def open_map(file: Path, count: int) -> Pixels | None:
     return np.asarray(pixels) if is_whole else None
 
 
-def write_map(file: Path, paths: Sequence[Path], decoder: Decode, workers: int, progress: bool) -> None:
-    """Decode all images into a file of another name, and rename it when it is complete and on the atomic_files."""
+def _write_map(file: Path, paths: Sequence[Path], decoder: Decode, workers: int, progress: bool) -> None:
     first = _decoded(decoder, paths[0], None)
-    with atomic_files.explained(f"write {file}"):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        for old in file.parent.glob(f"{atomic_files.TEMPORARY}{file.stem}-*"):
-            if time.time() - old.stat().st_mtime > _LEFTOVER:
-                atomic_files.remove(old)
-    temporary = file.with_name(f"{atomic_files.TEMPORARY}{file.stem}-{os.getpid()}-{time.time_ns()}.npy")
-    try:
-        with atomic_files.explained(f"write {file}"):
-            target = np.lib.format.open_memmap(temporary, "w+", np.uint8, (len(paths), *first.shape))
-            _reserve(temporary)
-        _decode_all(paths, decoder, target, workers, progress)
-        with atomic_files.explained(f"write {file}"):
-            target.flush()
-            del target
-            with temporary.open("rb+") as written:
-                atomic_files.sync(written)
-            atomic_files.move(temporary, file)
-    finally:
-        atomic_files.remove(temporary)
+    target = np.lib.format.open_memmap(file, "w+", np.uint8, (len(paths), *first.shape))
+    _reserve(file)
+    _decode_all(paths, decoder, target, workers, progress)
+    target.flush()
+    del target
+    with file.open("rb+") as written:
+        atomic_files.sync(written)
 
 
 def _reserve(file: Path) -> None:
@@ -257,13 +238,13 @@ def _decoded(decoder: Decode, path: Path, shape: tuple[int, ...] | None) -> Pixe
             f"decoding {path} gave an array of {pixels.dtype} of shape {pixels.shape}: expected uint8 values "
             "[height, width, channels]."
         )
-    found = np.ascontiguousarray(pixels.transpose(2, 0, 1))
-    if shape is not None and found.shape != shape:
+    image = np.ascontiguousarray(pixels.transpose(2, 0, 1))
+    if shape is not None and image.shape != shape:
         raise ProblemError(
-            f"{path} is {found.shape} (channels, height, width), the images before it are {shape}: give size=(height, "
+            f"{path} is {image.shape} (channels, height, width), the images before it are {shape}: give size=(height, "
             "width), or a decode that gives them one shape."
         )
-    return found
+    return image
 
 
 def _affine(mean: float | Sequence[float], std: float | Sequence[float], channels: int) -> tuple[Tensor, Tensor]:
