@@ -35,11 +35,11 @@ class ClickLosses:
         codes, numbers, labels = batch
         model_: Any = model
         if hasattr(model, "from_features"):
-            found = model_.from_features(context.shared(model_.encoder(codes, numbers)), tasks)
+            logits = model_.from_features(context.shared(model_.encoder(codes, numbers)), tasks)
         else:
-            found = model(codes, numbers, tasks)
+            logits = model(codes, numbers, tasks)
         loss = functional.binary_cross_entropy_with_logits
-        return {task: loss(found[task], labels[:, self.tasks.index(task)]) for task in tasks}
+        return {task: loss(logits[task], labels[:, self.tasks.index(task)]) for task in tasks}
 
 
 @dataclass(frozen=True)
@@ -48,16 +48,16 @@ class PredictClick:
 
     Args:
         task: The task.
-        place: Its column among the labels.
+        column: Its column among the labels.
     """
 
     task: str
-    place: int
+    column: int
 
     def __call__(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
         """Return probabilities, which torchmetrics takes as they are, and labels as integers."""
         codes, numbers, labels = batch
-        return model(codes, numbers, [self.task])[self.task].sigmoid(), labels[:, self.place].long()
+        return model(codes, numbers, [self.task])[self.task].sigmoid(), labels[:, self.column].long()
 
 
 def click_stream(dataset: Any, tasks: Sequence[str], batch_size: int) -> Stream:
@@ -70,16 +70,16 @@ def click_evaluations(dataset: Any, tasks: Sequence[str], batch_size: int = 4096
     from torchmetrics.classification import BinaryAUROC
 
     return {
-        task: Evaluation(dataset, {"AUC": BinaryAUROC()}, predict=PredictClick(task, place), batch_size=batch_size)
-        for place, task in enumerate(tasks)
+        task: Evaluation(dataset, {"AUC": BinaryAUROC()}, predict=PredictClick(task, column), batch_size=batch_size)
+        for column, task in enumerate(tasks)
     }
 
 
 def click_rows(codes: Array, labels: Array, numbers: Array | None = None) -> TensorDataset:
     """Return rows of codes, numbers and labels as a data set; there may be no numbers."""
-    found = np.zeros((len(codes), 0), np.float32) if numbers is None else numbers.astype(np.float32)
+    columns = np.zeros((len(codes), 0), np.float32) if numbers is None else numbers.astype(np.float32)
     return TensorDataset(
-        torch.from_numpy(codes.astype(np.int64)), torch.from_numpy(found), torch.from_numpy(labels.astype(np.float32))
+        torch.from_numpy(codes.astype(np.int64)), torch.from_numpy(columns), torch.from_numpy(labels.astype(np.float32))
     )
 
 
@@ -99,9 +99,9 @@ def draw_others(users: Array, chosen: Array, items: int, count: int, *seed: obje
     rng = np.random.default_rng([derive(0, *seed)])
     repeated = np.repeat(users.astype(np.int64), count)
     drawn = rng.integers(0, items, len(repeated))
-    known = np.unique(chosen)
+    pairs = np.unique(chosen)
     for _ in range(_TRIES):
-        (again,) = np.nonzero(np.isin(repeated * items + drawn, known))
+        (again,) = np.nonzero(np.isin(repeated * items + drawn, pairs))
         if len(again) == 0:
             return repeated, drawn
         drawn[again] = rng.integers(0, items, len(again))

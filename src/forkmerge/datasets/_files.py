@@ -30,21 +30,21 @@ an unknown way, MemoryError where its header asks for too much, TokenError where
 
 def data_folder(root: Root, what: str) -> Path:
     """Return the folder that was given, or the one that FORKMERGE_DATA names."""
-    given = os.fspath(root) if root is not None else os.environ.get(VARIABLE, "")
-    if not given:
+    path = os.fspath(root) if root is not None else os.environ.get(VARIABLE, "")
+    if not path:
         raise ProblemError(f"{what}: pass root=…, or set {VARIABLE} to the folder that holds it.")
-    folder = Path(given)
+    folder = Path(path)
     if not folder.is_dir():
-        raise ProblemError(f"{what}: there is no folder {given!r}. Pass root=…, or set {VARIABLE}.")
+        raise ProblemError(f"{what}: there is no folder {path!r}. Pass root=…, or set {VARIABLE}.")
     return folder
 
 
-def find(folder: Path, places: Sequence[str], files: Iterable[str]) -> Path | None:
-    """Return the first of `places` in a folder that holds one of `files`; None where none does."""
+def find(folder: Path, subfolders: Sequence[str], files: Iterable[str]) -> Path | None:
+    """Return the first of `subfolders` that holds one of `files`; None where none does."""
     names = list(files)
-    for place in places:
-        if any((folder / place / name).exists() for name in names):
-            return folder / place
+    for subfolder in subfolders:
+        if any((folder / subfolder / name).exists() for name in names):
+            return folder / subfolder
     return None
 
 
@@ -76,29 +76,29 @@ def weights_file(root: Root, name: str | None) -> str | None:
     """Return the path of a file of published weights, as given or in the data folder; None where none is asked for."""
     if name is None or Path(name).is_file():
         return name
-    given = os.fspath(root) if root is not None else os.environ.get(VARIABLE, "")
-    found = Path(given, name)
-    if not found.is_file():
+    folder = os.fspath(root) if root is not None else os.environ.get(VARIABLE, "")
+    path = Path(folder, name)
+    if not path.is_file():
         raise ProblemError(
-            f"published weights: there is no file {name!r}, here or in {given or 'the data folder'}. Download it first "
-            "(docs/recipes.md says from where), or pass weights=…."
+            f"published weights: there is no file {name!r}, here or in {folder or 'the data folder'}. Download it "
+            "first (docs/recipes.md says from where), or pass weights=…."
         )
-    return str(found)
+    return str(path)
 
 
-def check_count(what: str, found: int, expected: float, tolerance: float = 0.0) -> None:
+def check_paper_count(what: str, count: int, expected: float, tolerance: float = 0.0) -> None:
     """Refuse a count that is not that of the paper's table.
 
     Args:
-        what: What was counted, with the place.
-        found: How many there are.
+        what: What was counted, and where.
+        count: How many there are.
         expected: The table's number.
         tolerance: How far the table's number may be off, where it is rounded.
     """
-    if abs(found - expected) > tolerance:
+    if abs(count - expected) > tolerance:
         about = "about " if tolerance else ""
         raise ProblemError(
-            f"{what}: expected {about}{expected:,.0f} as in the paper, found {found:,}. Look for a part that is "
+            f"{what}: expected {about}{expected:,.0f} as in the paper, found {count:,}. Look for a part that is "
             "missing, or pass check_counts=False to use what is there."
         )
 
@@ -124,10 +124,10 @@ def check_codes(path: Path, name: str, codes: Array, sizes: int | Array, unknown
     if unknown is not None:
         is_good |= codes == unknown
     if not is_good.all():
-        place = tuple(np.argwhere(~is_good)[0])
-        last = int(np.broadcast_to(sizes, codes.shape)[place]) - 1
+        index = tuple(np.argwhere(~is_good)[0])
+        last = int(np.broadcast_to(sizes, codes.shape)[index]) - 1
         also = "" if unknown is None else f", or {unknown} where unknown"
-        raise ProblemError(f"{path}: {name} holds {codes[place]:g}, expected 0 to {last}{also}. Get the file again.")
+        raise ProblemError(f"{path}: {name} holds {codes[index]:g}, expected 0 to {last}{also}. Get the file again.")
 
 
 class Pack:

@@ -36,20 +36,20 @@ def read_mat(path: Path, names: Collection[str]) -> dict[str, Array]:
         if len(data) < _HEADER or bytes(data[126:128]) not in (b"IM", b"MI"):
             raise _BadMatFile("it is no MAT file of version 5")
         order = "<" if bytes(data[126:128]) == b"IM" else ">"
-        found: dict[str, Array] = {}
+        arrays: dict[str, Array] = {}
         for kind, content in _elements(data[_HEADER:], order):
             if kind == _COMPRESSED:
                 kind, content = next(_elements(_inflated(content), order))
             if kind == _MATRIX:
-                _read_matrix(content, order, names, found)
+                _read_matrix(content, order, names, arrays)
     except _BadMatFile as error:
         raise ProblemError(f"cannot read {path}: {error}. Get the file again.") from None
     except (OSError, StopIteration) as error:
         raise ProblemError(f"cannot read {path}: {error or 'it is cut off'}. Get the file again.") from None
-    absent = [name for name in names if name not in found]
+    absent = [name for name in names if name not in arrays]
     if absent:
-        raise ProblemError(f"{path} has no variable {', '.join(absent)}, only {', '.join(sorted(found)) or 'others'}.")
-    return found
+        raise ProblemError(f"{path} has no variable {', '.join(absent)}, only {', '.join(sorted(arrays)) or 'others'}.")
+    return arrays
 
 
 def _inflated(content: memoryview) -> memoryview:
@@ -84,7 +84,7 @@ def _elements(data: memoryview, order: str) -> Iterator[tuple[int, memoryview]]:
         yield kind, data[start:end]
 
 
-def _read_matrix(content: memoryview, order: str, names: Collection[str], found: dict[str, Array]) -> None:
+def _read_matrix(content: memoryview, order: str, names: Collection[str], arrays: dict[str, Array]) -> None:
     parts = _elements(content, order)
     flags = _numbers(next(parts), order)
     lengths = _numbers(next(parts), order)
@@ -100,7 +100,7 @@ def _read_matrix(content: memoryview, order: str, names: Collection[str], found:
     values = _numbers(next(parts), order)
     if values.size != np.prod(shape, dtype=np.int64):
         raise _BadMatFile(f"variable {name!r} has {values.size} values for the shape {shape}")
-    found[name] = values.reshape(shape, order="F").astype(_CLASSES[kind], copy=False)
+    arrays[name] = values.reshape(shape, order="F").astype(_CLASSES[kind], copy=False)
 
 
 def _numbers(element: tuple[int, memoryview], order: str) -> Array:

@@ -46,8 +46,8 @@ class _DType:
         self.order = order
 
     def dtype(self) -> np.dtype[Any]:
-        found: np.dtype[Any] = np.dtype(self.kind).newbyteorder(self.order)  # type: ignore[arg-type]  # checked above
-        return found
+        dtype: np.dtype[Any] = np.dtype(self.kind).newbyteorder(self.order)  # type: ignore[arg-type]  # checked above
+        return dtype
 
 
 class _Array:
@@ -113,14 +113,14 @@ def read_arrays(path: Path) -> dict[str, Any]:
         path: The file. Bytes that are keys become text.
     """
     try:
-        found = _ArraysOnly(io.BytesIO(path.read_bytes()), encoding="bytes").load()
+        content = _ArraysOnly(io.BytesIO(path.read_bytes()), encoding="bytes").load()
     except _Refused as error:
         raise ProblemError(f"{path} holds {error}: only arrays are read from pickles. Get the file again.") from None
     except Exception as error:  # a damaged pickle may raise anything
         raise ProblemError(f"cannot read {path}: {error or type(error).__name__}. Get the file again.") from None
-    if not isinstance(found, dict):
-        raise ProblemError(f"{path} holds a {type(found).__name__}: expected a dict of arrays.")
-    return {_text(key): _plain(value) for key, value in found.items()}
+    if not isinstance(content, dict):
+        raise ProblemError(f"{path} holds a {type(content).__name__}: expected a dict of arrays.")
+    return {_text(key): _plain(value) for key, value in content.items()}
 
 
 def read_tensors(path: Path) -> tuple[Tensor, Tensor]:
@@ -129,15 +129,15 @@ def read_tensors(path: Path) -> tuple[Tensor, Tensor]:
     torch's own restricted reader admits tensors and plain containers and runs no code.
     """
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)  # noqa: TID251
+        content = torch.load(path, map_location="cpu", weights_only=True)  # noqa: TID251
     except Exception as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ProblemError(f"{path} holds no tensors that can be read safely: {first}") from None
-    if isinstance(found, Mapping):
-        images = next((found[key] for key in ("images", "data", "x", "X") if key in found), None)
-        classes = next((found[key] for key in ("labels", "targets", "y") if key in found), None)
+    if isinstance(content, Mapping):
+        images = next((content[key] for key in ("images", "data", "x", "X") if key in content), None)
+        classes = next((content[key] for key in ("labels", "targets", "y") if key in content), None)
     else:
-        images, classes = found if isinstance(found, tuple | list) and len(found) == 2 else (None, None)
+        images, classes = content if isinstance(content, tuple | list) and len(content) == 2 else (None, None)
     if isinstance(classes, list):
         classes = torch.tensor(classes)
     if not isinstance(images, Tensor) or not isinstance(classes, Tensor):

@@ -179,10 +179,10 @@ def _chunks(paths: Sequence[Path], schema: Schema, progress: bool) -> Iterator[A
 
 def _check_names(path: Path, schema: Schema, header: str) -> None:
     columns = header.strip().split(",")
-    for place, name in enumerate(schema.names):
-        if place >= len(columns) or columns[place] != name:
-            got = repr(columns[place]) if place < len(columns) and columns[place] else "nothing"
-            raise ProblemError(f"{path}: column {place + 1} must be {name!r}, found {got} in the first line.")
+    for position, name in enumerate(schema.names):
+        if position >= len(columns) or columns[position] != name:
+            got = repr(columns[position]) if position < len(columns) and columns[position] else "nothing"
+            raise ProblemError(f"{path}: column {position + 1} must be {name!r}, found {got} in the first line.")
     if len(columns) > len(schema.names):
         raise ProblemError(f"{path}: there are {len(columns)} columns, expected {len(schema.names)}.")
 
@@ -199,16 +199,16 @@ def _parsed(path: Path, schema: Schema, lines: list[str], start: int) -> Array:
     try:
         values = np.loadtxt(lines, dtype=np.float32, delimiter=",", comments=None, ndmin=2)
     except ValueError as error:
-        place = re.search(r"could not convert string (.*) to float32 at row (\d+), column (\d+)", str(error))
-        if place is None:
+        match = re.search(r"could not convert string (.*) to float32 at row (\d+), column (\d+)", str(error))
+        if match is None:
             raise refuse(0, str(error)) from None
-        raise refuse(int(place[2]), f"{schema.names[int(place[3]) - 1]} is {place[1]}, no number") from None
+        raise refuse(int(match[2]), f"{schema.names[int(match[3]) - 1]} is {match[1]}, no number") from None
     limits = {"categorical": 2**16 - 1, "numerical": None, "labels": 1}
     for name, (columns, _) in schema.groups.items():
         part, limit = values[:, columns], limits[name]
         bad = ~np.isfinite(part) if limit is None else ~((part >= 0) & (part <= limit) & (part == np.floor(part)))
         if bad.any():
             row, column = (int(i) for i in np.argwhere(bad)[0])
-            wanted = "a finite number" if limit is None else f"an integer from 0 to {limit}"
-            raise refuse(row, f"{schema.names[columns.start + column]} is {part[row, column]:g}, not {wanted}")
+            expected = "a finite number" if limit is None else f"an integer from 0 to {limit}"
+            raise refuse(row, f"{schema.names[columns.start + column]} is {part[row, column]:g}, not {expected}")
     return values

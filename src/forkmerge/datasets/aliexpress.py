@@ -14,12 +14,15 @@ from typing import Literal
 
 from torch.utils.data import Subset
 
-import forkmerge as fm
+from forkmerge.algorithms.forkmerge import ForkMerge
 from forkmerge.datasets._clicks import click_evaluations, click_stream
-from forkmerge.datasets._files import Root, check_count, data_folder, missing
+from forkmerge.datasets._files import Root, check_paper_count, data_folder, missing
 from forkmerge.datasets._tables import MappedTable, Schema, open_table
-from forkmerge.errors import unknown_name
+from forkmerge.engine.training.optimizers import OptimizerOf
+from forkmerge.errors import ProblemError, unknown_name
+from forkmerge.experiments.recipe import Recipe
 from forkmerge.models import ESMM, MMoE
+from forkmerge.problem.definition import Problem
 
 SCHEMA = Schema(
     first=("search_id",),
@@ -56,7 +59,7 @@ def recipe(
     root: str | None = None,
     cache: str | None = None,
     check_counts: bool = True,
-) -> fm.Recipe:
+) -> Recipe:
     """Return the paper's setting: embedding 128, towers (512, 256), Adam 1e-3, weight decay 1e-6, pruned to 3 branches.
 
     Args:
@@ -71,15 +74,15 @@ def recipe(
     """
     tables = load(root, countries=countries, cache=cache, check_counts=check_counts)
     if network not in ("esmm", "mmoe"):
-        raise fm.ProblemError(f"network must be 'esmm' or 'mmoe', got {network!r}.")
+        raise ProblemError(f"network must be 'esmm' or 'mmoe', got {network!r}.")
     tasks = [task for country in tables for task in tasks_of(country)]
     kind = ESMM if network == "esmm" else MMoE
-    return fm.Recipe(
+    return Recipe(
         problem_of(tables, target),
         model=partial(kind, field_sizes(tables.values()), len(SCHEMA.numerical), tasks),
-        optimizer=fm.OptimizerOf("Adam", lr=1e-3, weight_decay=1e-6),
+        optimizer=OptimizerOf("Adam", lr=1e-3, weight_decay=1e-6),
         steps=steps,
-        algorithm=fm.ForkMerge("per_auxiliary", interval=max(1, steps // 10), prune_to=3),
+        algorithm=ForkMerge("per_auxiliary", interval=max(1, steps // 10), prune_to=3),
         options={"seed": seed},
     )
 
@@ -91,12 +94,12 @@ def problem(
     countries: Sequence[str] = tuple(COUNTS),
     cache: Root = None,
     check_counts: bool = True,
-) -> fm.Problem:
+) -> Problem:
     """Return two tasks per country; those of a country share their rows (see `recipe` for the arguments)."""
     return problem_of(load(root, countries=countries, cache=cache, check_counts=check_counts), target)
 
 
-def problem_of(tables: dict[str, MappedTable], target: str) -> fm.Problem:
+def problem_of(tables: dict[str, MappedTable], target: str) -> Problem:
     """Return the problem on tables of countries: the first 90% of rows to train on, then 5% each to hold out."""
     streams, validation, test = {}, {}, {}
     for country, table in tables.items():
@@ -105,7 +108,7 @@ def problem_of(tables: dict[str, MappedTable], target: str) -> fm.Problem:
         streams[country] = click_stream(Subset(table, range(first)), names, BATCH)
         validation.update(click_evaluations(Subset(table, range(first, second)), names))
         test.update(click_evaluations(Subset(table, range(second, len(table))), names))
-    return fm.Problem(target, streams, validation, test)
+    return Problem(target, streams, validation, test)
 
 
 def field_sizes(tables: Iterable[MappedTable]) -> list[int]:
@@ -126,14 +129,14 @@ def load(
     tables = {}
     for country in countries:
         if country not in COUNTS:
-            raise fm.ProblemError(unknown_name("country", country, COUNTS))
+            raise ProblemError(unknown_name("country", country, COUNTS))
         table = open_table(
             _files(folder, country), SCHEMA, Path(cache) if cache is not None else None, progress=progress
         )
         if check_counts:
-            found = (len(table), *table.positives)
-            for what, number, wanted in zip(("rows", "clicks", "purchases"), found, COUNTS[country], strict=True):
-                check_count(f"AliExpress {country}, {what}", number, wanted, TOLERANCE * wanted)
+            counts = (len(table), *table.positives)
+            for what, number, expected in zip(("rows", "clicks", "purchases"), counts, COUNTS[country], strict=True):
+                check_paper_count(f"AliExpress {country}, {what}", number, expected, TOLERANCE * expected)
         tables[country] = table
     return tables
 

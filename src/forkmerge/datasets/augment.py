@@ -43,15 +43,15 @@ def random_crop(
     if fill == "reflect" and padding >= min(size):
         raise ProblemError(f"a padding of {padding} cannot be reflected in images of {size[0]}×{size[1]} pixels.")
     moves = torch.randint(-padding, padding + 1, (n, 2), generator=generator)
-    places, insides = [], []
+    positions, insides = [], []
     for axis, length in enumerate(size):
         at = torch.arange(length) + moves[:, axis, None]  # [n, length]
         inside = (at >= 0) & (at < length)
         at = at.abs() if fill == "reflect" else at.clamp(min=0)
         at = torch.where(at >= length, 2 * (length - 1) - at, at) if fill == "reflect" else at.clamp(max=length - 1)
-        places.append(at.to(images.device))
+        positions.append(at.to(images.device))
         insides.append(inside.to(images.device))
-    rows, columns = places[0][:, None, :, None], places[1][:, None, None, :]
+    rows, columns = positions[0][:, None, :, None], positions[1][:, None, None, :]
     first = torch.arange(n, device=images.device)[:, None, None, None]
     second = torch.arange(channels, device=images.device)[None, :, None, None]
     moved = images[first, second, rows, columns]
@@ -74,8 +74,8 @@ def cut_out(images: Tensor, generator: Generator, size: int) -> Tensor:
     for length in (height, width):
         centres = torch.randint(0, length, (len(images), 1), generator=generator)
         start = centres - size // 2
-        places = torch.arange(length)
-        inside.append(((places >= start) & (places < start + size)).to(images.device))
+        positions = torch.arange(length)
+        inside.append(((positions >= start) & (positions < start + size)).to(images.device))
     hole = inside[0][:, None, :, None] & inside[1][:, None, None, :]
     return images.masked_fill(hole, 0.0)
 
@@ -104,9 +104,9 @@ def random_resized_crop(
     high = (share * height * width / shape).sqrt().round()
     fits = (wide >= 1) & (wide <= width) & (high >= 1) & (high <= height)
     first = fits.int().argmax(1)[:, None]
-    found = fits.any(1)
-    high = torch.where(found, high.gather(1, first)[:, 0], float(height))
-    wide = torch.where(found, wide.gather(1, first)[:, 0], float(width))
+    has_fit = fits.any(1)
+    high = torch.where(has_fit, high.gather(1, first)[:, 0], float(height))
+    wide = torch.where(has_fit, wide.gather(1, first)[:, 0], float(width))
     top = (draws[..., 2].gather(1, first)[:, 0] * (height - high + 1)).floor()
     left = (draws[..., 3].gather(1, first)[:, 0] * (width - wide + 1)).floor()
     matrices = torch.zeros(n, 2, 3)
@@ -147,7 +147,7 @@ def scale_crop_flip(
     n, _, height, width = images.shape
     which = torch.randint(len(scales), (n,), generator=generator).tolist()
     draws = torch.rand(n, 3, generator=generator, dtype=torch.float64).tolist()
-    made: list[tuple[Tensor, ...]] = []
+    scenes: list[tuple[Tensor, ...]] = []
     for index, (at, (top, left, mirror)) in enumerate(zip(which, draws, strict=True)):
         scale = scales[at]
         high, wide = int(height / scale), int(width / scale)
@@ -162,8 +162,8 @@ def scale_crop_flip(
             functional.interpolate(depth, size, mode="nearest") / scale,
             functional.interpolate(normal, size, mode="bilinear", align_corners=True),
         )
-        made.append(_mirrored(scene) if mirror < 0.5 else scene)
-    image, label, depth, normal = (torch.cat(parts) for parts in zip(*made, strict=True))
+        scenes.append(_mirrored(scene) if mirror < 0.5 else scene)
+    image, label, depth, normal = (torch.cat(parts) for parts in zip(*scenes, strict=True))
     return image, label, depth, normal
 
 

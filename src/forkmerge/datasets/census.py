@@ -10,10 +10,13 @@ from functools import partial
 
 import numpy as np
 
-import forkmerge as fm
+from forkmerge.algorithms.forkmerge import ForkMerge
 from forkmerge.datasets._clicks import click_evaluations, click_rows, click_stream
 from forkmerge.datasets._files import Array, Pack, Root, check_columns, data_folder
+from forkmerge.engine.training.optimizers import OptimizerOf
+from forkmerge.experiments.recipe import Recipe
 from forkmerge.models import ESMM
+from forkmerge.problem.definition import Problem
 
 TASKS = ("income_gt_50k", "never_married", "college_or_more")
 FILE = "census_income.npz"
@@ -28,7 +31,7 @@ def recipe(
     batch_size: int = 256,
     seed: int = 0,
     root: str | None = None,
-) -> fm.Recipe:
+) -> Recipe:
     """Return a shared embedding with a small tower per task, and one branch per other task.
 
     Args:
@@ -42,17 +45,17 @@ def recipe(
     """
     pack = _pack(root)
     sizes = [int(size) for size in pack["cat_cardinality"]]
-    return fm.Recipe(
+    return Recipe(
         problem(target, root, batch_size=batch_size),
         model=partial(ESMM, sizes, pack["num"].shape[1], TASKS, width=width, hidden=(64, 32)),
-        optimizer=fm.OptimizerOf("Adam", lr=1e-3),
+        optimizer=OptimizerOf("Adam", lr=1e-3),
         steps=steps,
-        algorithm=fm.ForkMerge("per_auxiliary", interval=interval),
+        algorithm=ForkMerge("per_auxiliary", interval=interval),
         options={"seed": seed},
     )
 
 
-def problem(target: str = "income_gt_50k", root: Root = None, *, batch_size: int = 256) -> fm.Problem:
+def problem(target: str = "income_gt_50k", root: Root = None, *, batch_size: int = 256) -> Problem:
     """Return three tasks on the same rows, each measured by the area under the ROC curve."""
     pack = _pack(root)
     codes, labels, split = pack.codes("cat", pack["cat_cardinality"]), pack.codes("y", 2), pack.codes("split", 3)
@@ -60,23 +63,23 @@ def problem(target: str = "income_gt_50k", root: Root = None, *, batch_size: int
     check_columns(pack, {"cat": codes, "num": numbers, "y": labels, "split": split})
     tasks = [str(name) for name in pack["task_names"]]
     scaled = standardised(numbers, split == 0)
-    training, held, test = (
+    training, validation, test = (
         click_rows(codes[rows], labels[rows], scaled[rows]) for rows in (split == p for p in range(3))
     )
-    return fm.Problem(
+    return Problem(
         target,
         [click_stream(training, tasks, batch_size)],
-        validation=click_evaluations(held, tasks),
+        validation=click_evaluations(validation, tasks),
         test=click_evaluations(test, tasks),
     )
 
 
-def standardised(numbers: Array, known: Array) -> Array:
-    """Return log(1 + x), shifted and scaled to mean 0 and variance 1 over the rows that are `known`."""
+def standardised(numbers: Array, rows: Array) -> Array:
+    """Return log(1 + x), shifted and scaled to mean 0 and variance 1 over the rows that the mask `rows` names."""
     logs = np.log1p(numbers.astype(np.float64))
-    spread = logs[known].std(0)
+    spread = logs[rows].std(0)
     # The spread of a constant column is 0 up to rounding.
-    result: Array = (logs - logs[known].mean(0)) / np.where(spread > 1e-9, spread, 1)
+    result: Array = (logs - logs[rows].mean(0)) / np.where(spread > 1e-9, spread, 1)
     return result
 
 

@@ -15,13 +15,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import forkmerge as fm
 from forkmerge.datasets import semi
 from forkmerge.datasets._classify import CropAndFlip
-from forkmerge.datasets._files import Array, Pack, Root, check_codes, check_count, data_folder, find, missing, require
+from forkmerge.datasets._files import (
+    Array,
+    Pack,
+    Root,
+    check_codes,
+    check_paper_count,
+    data_folder,
+    find,
+    missing,
+    require,
+)
 from forkmerge.datasets._packs import decode_pack
 from forkmerge.datasets._pickles import read_arrays, read_tensors
 from forkmerge.datasets.semi import Images, SemiSplits
+from forkmerge.errors import ProblemError
+from forkmerge.experiments.recipe import Recipe
 
 CLASSES, SIDE = 10, 32
 LABELS, VALIDATION, TRAINING, TEST = 4000, 5000, 50_000, 10_000
@@ -42,7 +53,7 @@ def recipe(
     validation: int = VALIDATION,
     root: str | None = None,
     cache: str | None = None,
-) -> fm.Recipe:
+) -> Recipe:
     """Return supervised training on the labelled images alone; `labels="all"` labels all.
 
     Args:
@@ -70,7 +81,7 @@ def semi_supervised(
     root: str | None = None,
     cache: str | None = None,
     check_counts: bool = True,
-) -> fm.Recipe:
+) -> Recipe:
     """Return the paper's semi-supervised setting, see `semi.semi_supervised_recipe`.
 
     Args:
@@ -111,8 +122,8 @@ def splits(
     """
     data = load(root, cache=cache)
     if check_counts:
-        check_count("CIFAR-10's training images", len(data.images), TRAINING)
-        check_count("CIFAR-10's test images", len(data.test_images), TEST)
+        check_paper_count("CIFAR-10's training images", len(data.images), TRAINING)
+        check_paper_count("CIFAR-10's test images", len(data.test_images), TEST)
     return semi.split(data, labels, validation, seed, CLASSES, PREPARATION)
 
 
@@ -143,7 +154,7 @@ def images_of_pack(path: Path, size: int, cache: Root) -> Images:
         pixels = decode_pack(pack, f"jpeg_{part}", f"offsets_{part}", size, cache=cache)
         classes = pack.codes(f"y_{part}", CLASSES)
         if len(classes) != len(pixels):
-            raise fm.ProblemError(f"{path} has {len(pixels)} {part} images and {len(classes)} classes.")
+            raise ProblemError(f"{path} has {len(pixels)} {part} images and {len(classes)} classes.")
         parts += [torch.tensor(pixels), torch.from_numpy(classes)]
     return Images(*parts)
 
@@ -154,14 +165,14 @@ def images_of_tensors(paths: Sequence[Path], classes: int) -> Images:
     for path in paths:
         images, labels = read_tensors(path)
         if images.dtype != torch.uint8 or images.dim() != 4 or 3 not in (images.shape[1], images.shape[3]):
-            raise fm.ProblemError(
+            raise ProblemError(
                 f"{path} has images of {images.dtype} and shape {tuple(images.shape)}: expected bytes [n, 3, h, w]."
             )
         if images.shape[1] != 3:
             images = images.permute(0, 3, 1, 2).contiguous()
         labels = labels.reshape(-1).long()
         if len(labels) != len(images):
-            raise fm.ProblemError(f"{path} has {len(images)} images and {len(labels)} classes.")
+            raise ProblemError(f"{path} has {len(images)} images and {len(labels)} classes.")
         check_codes(path, "labels", labels.numpy(), classes)
         parts += [images, labels]
     return Images(*parts)
@@ -181,7 +192,7 @@ def _joined(parts: list[tuple[Array, Array]]) -> Images:
 def _read_binary(path: Path) -> tuple[Array, Array]:
     data = np.fromfile(path, np.uint8)
     if data.size == 0 or data.size % _ROW:
-        raise fm.ProblemError(
+        raise ProblemError(
             f"{path} has {data.size:,} bytes, which is not a whole number of images of {_ROW} bytes: it is cut off or "
             "no batch of CIFAR-10's binary version. Get the file again."
         )
@@ -190,16 +201,16 @@ def _read_binary(path: Path) -> tuple[Array, Array]:
 
 
 def _read_python(path: Path) -> tuple[Array, Array]:
-    found = read_arrays(path)
-    images, classes = found.get("data"), found.get("labels")
+    content = read_arrays(path)
+    images, classes = content.get("data"), content.get("labels")
     is_whole = isinstance(images, np.ndarray) and images.dtype == np.uint8 and images.ndim == 2
     if not is_whole or images.shape[1] != _ROW - 1 or not isinstance(classes, list | np.ndarray):  # type: ignore[union-attr]
-        raise fm.ProblemError(f"{path} is no batch of CIFAR-10's Python version: expected data [n, 3072] and labels.")
+        raise ProblemError(f"{path} is no batch of CIFAR-10's Python version: expected data [n, 3072] and labels.")
     return _checked(path, images, np.asarray(classes))  # type: ignore[arg-type]  # an array, or the line above raised
 
 
 def _checked(path: Path, images: Array, classes: Array) -> tuple[Array, Array]:
     if classes.ndim != 1 or len(classes) != len(images) or classes.dtype.kind not in "iu":
-        raise fm.ProblemError(f"{path} has {len(images)} images and labels of shape {classes.shape}.")
+        raise ProblemError(f"{path} has {len(images)} images and labels of shape {classes.shape}.")
     check_codes(path, "labels", classes, CLASSES)
     return images.reshape(-1, 3, SIDE, SIDE), classes.astype(np.int64)

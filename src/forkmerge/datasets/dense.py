@@ -38,15 +38,15 @@ def segmentation_loss(logits: Tensor, labels: Tensor) -> Tensor:
 
 def depth_loss(predictions: Tensor, depths: Tensor) -> Tensor:
     """Return the mean absolute error over known pixels; 0 where there is none."""
-    known = depths != 0
-    return ((predictions - depths).abs() * known).sum() / known.sum().clamp(min=1)
+    is_known = depths != 0
+    return ((predictions - depths).abs() * is_known).sum() / is_known.sum().clamp(min=1)
 
 
 def normal_loss(predictions: Tensor, normals: Tensor) -> Tensor:
     """Return 1 − the mean cosine over known pixels; 0 where there is none."""
-    known = _known_normals(normals)
+    is_known = _known_normals(normals)
     cosines = functional.cosine_similarity(predictions, normals, dim=1)
-    return ((1 - cosines) * known).sum() / known.sum().clamp(min=1)
+    return ((1 - cosines) * is_known).sum() / is_known.sum().clamp(min=1)
 
 
 LOSSES = {"segmentation": segmentation_loss, "depth": depth_loss, "normal": normal_loss}
@@ -67,15 +67,15 @@ class PredictMap:
 
     Args:
         task: The task.
-        place: Where its target stands in the batch.
+        position: Where its target stands in the batch.
     """
 
     task: str
-    place: int
+    position: int
 
     def __call__(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
         """Return the task's map and target."""
-        return outputs(model, batch[0], [self.task])[self.task], batch[self.place]
+        return outputs(model, batch[0], [self.task])[self.task], batch[self.position]
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,8 @@ class SceneLosses:
         """Return the losses of the tasks asked for."""
         scenes = augment.scale_crop_flip(batch, context.generator) if self.augmented else batch
         targets = dict(zip(TASKS, scenes[1:], strict=True))
-        found = outputs(model, scenes[0], tasks, context)
-        return {task: LOSSES[task](found[task], targets[task]) for task in tasks}
+        maps = outputs(model, scenes[0], tasks, context)
+        return {task: LOSSES[task](maps[task], targets[task]) for task in tasks}
 
 
 def scene_evaluations(dataset: Dataset[Any], classes: int, batch_size: int) -> dict[str, Evaluation]:
@@ -104,8 +104,8 @@ def scene_evaluations(dataset: Dataset[Any], classes: int, batch_size: int) -> d
         "normal": normal_metrics(),
     }
     return {
-        task: Evaluation(dataset, metrics[task], predict=PredictMap(task, place), batch_size=batch_size)
-        for place, task in enumerate(TASKS, 1)
+        task: Evaluation(dataset, metrics[task], predict=PredictMap(task, position), batch_size=batch_size)
+        for position, task in enumerate(TASKS, 1)
     }
 
 
@@ -132,8 +132,8 @@ def angles(predictions: Tensor, normals: Tensor) -> Tensor:
     first, second = predictions.double(), normals.double()
     # The arc tangent is exact for small angles, where the arc cosine of single-precision numbers is not.
     sine = torch.linalg.cross(first, second, dim=1).norm(dim=1)
-    found = torch.rad2deg(torch.atan2(sine, (first * second).sum(1)))
-    return torch.where((first == 0).all(1), 90.0, found)
+    degrees = torch.rad2deg(torch.atan2(sine, (first * second).sum(1)))
+    return torch.where((first == 0).all(1), 90.0, degrees)
 
 
 class MedianAngle:
@@ -155,9 +155,9 @@ class MedianAngle:
 
     def update(self, predictions: Tensor, normals: Tensor) -> None:
         """Add the known pixels of a batch."""
-        found = angles(predictions, normals)[_known_normals(normals)]
-        self._is_broken |= bool(found.isnan().any())
-        bins = (found.nan_to_num(180.0) * (_BINS / 180)).long().clamp(0, _BINS - 1)
+        degrees = angles(predictions, normals)[_known_normals(normals)]
+        self._is_broken |= bool(degrees.isnan().any())
+        bins = (degrees.nan_to_num(180.0) * (_BINS / 180)).long().clamp(0, _BINS - 1)
         self._counts += torch.bincount(bins.cpu(), minlength=_BINS)
 
     def compute(self) -> float:
@@ -166,8 +166,8 @@ class MedianAngle:
         if self._is_broken or total == 0:
             return float("nan")
         middle = torch.tensor([(total + 1) // 2, total // 2 + 1])
-        places = torch.searchsorted(self._counts.cumsum(0), middle).double()
-        return float((places + 0.5).mean()) * 180 / _BINS
+        bins = torch.searchsorted(self._counts.cumsum(0), middle).double()
+        return float((bins + 0.5).mean()) * 180 / _BINS
 
 
 def _known_normals(normals: Tensor) -> Tensor:

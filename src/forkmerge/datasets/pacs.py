@@ -13,10 +13,15 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
-import forkmerge as fm
+from forkmerge.algorithms.forkmerge import ForkMerge
 from forkmerge.datasets._classify import ClassificationLosses, CropAndFlip, PredictClass, small_classifier
 from forkmerge.datasets._files import Pack, Root, check_columns, data_folder
 from forkmerge.datasets._packs import decode_pack
+from forkmerge.engine.training.optimizers import OptimizerOf
+from forkmerge.errors import ProblemError
+from forkmerge.experiments.recipe import Recipe
+from forkmerge.problem.definition import Evaluation, Problem, Stream
+from forkmerge.problem.metrics import accuracy, nll
 
 DOMAINS, CLASSES = ("art_painting", "cartoon", "photo", "sketch"), 7
 FILE = "pacs_64_jpeg.npz"
@@ -37,7 +42,7 @@ def recipe(
     seed: int = 0,
     root: str | None = None,
     cache: str | None = None,
-) -> fm.Recipe:
+) -> Recipe:
     """Return a small convolutional network on PACS, with one branch per other domain.
 
     Args:
@@ -54,12 +59,12 @@ def recipe(
         cache: Where decoded images are kept.
     """
     classes = dict.fromkeys(DOMAINS, CLASSES)
-    return fm.Recipe(
+    return Recipe(
         problem(target, root, size=size, batch_size=batch_size, score=score, cache=cache),
         model=partial(small_classifier, classes, width=width, shared_head=shared_head),
-        optimizer=fm.OptimizerOf("Adam", lr=1e-3),
+        optimizer=OptimizerOf("Adam", lr=1e-3),
         steps=steps,
-        algorithm=fm.ForkMerge("per_auxiliary", interval=interval),
+        algorithm=ForkMerge("per_auxiliary", interval=interval),
         options={"seed": seed},
     )
 
@@ -73,7 +78,7 @@ def problem(
     weights: Literal["loss", "sampling"] = "loss",
     score: Literal["accuracy", "nll"] = "accuracy",
     cache: Root = None,
-) -> fm.Problem:
+) -> Problem:
     """Return one task per domain.
 
     Args:
@@ -86,8 +91,8 @@ def problem(
         cache: Where decoded images are kept.
     """
     if score not in ("accuracy", "nll"):
-        raise fm.ProblemError(f"score must be 'accuracy' or 'nll', got {score!r}.")
-    metric = fm.accuracy if score == "accuracy" else fm.nll
+        raise ProblemError(f"score must be 'accuracy' or 'nll', got {score!r}.")
+    metric = accuracy if score == "accuracy" else nll
     pack = Pack(data_folder(root, "PACS") / FILE, SOURCE)
     names = pack["domain_names"].tolist()
     labels, domains, split = pack.codes("labels", CLASSES), pack.codes("domains", len(names)), pack.codes("split", 3)
@@ -100,8 +105,8 @@ def problem(
             TensorDataset(torch.tensor(pixels[rows]), torch.tensor(labels[rows]))
             for rows in (np.flatnonzero((domains == code) & (split == part)) for part in range(3))
         ]
-        streams[name] = fm.Stream(parts[0], ClassificationLosses(prepare), name, batch_size)
+        streams[name] = Stream(parts[0], ClassificationLosses(prepare), name, batch_size)
         predict = PredictClass(name, prepare)
-        validation[name] = fm.Evaluation(parts[1], metric, predict=predict)
-        test[name] = fm.Evaluation(parts[2], fm.accuracy, predict=predict)
-    return fm.Problem(target, streams, validation, test, weights=weights)
+        validation[name] = Evaluation(parts[1], metric, predict=predict)
+        test[name] = Evaluation(parts[2], accuracy, predict=predict)
+    return Problem(target, streams, validation, test, weights=weights)

@@ -11,10 +11,13 @@ from functools import partial
 
 import numpy as np
 
-import forkmerge as fm
+from forkmerge.algorithms.forkmerge import ForkMerge
 from forkmerge.datasets._clicks import click_evaluations, click_rows, click_stream, draw_others
 from forkmerge.datasets._files import Pack, Root, check_columns, data_folder
+from forkmerge.engine.training.optimizers import OptimizerOf
+from forkmerge.experiments.recipe import Recipe
 from forkmerge.models import ESMM
+from forkmerge.problem.definition import Problem
 
 TASKS = ("view", "cart", "buy")
 FILE = "retailrocket.npz"
@@ -29,7 +32,7 @@ def recipe(
     width: int = 16,
     seed: int = 0,
     root: str | None = None,
-) -> fm.Recipe:
+) -> Recipe:
     """Return a shared embedding with a small tower per task, and one branch per other task.
 
     Args:
@@ -42,19 +45,19 @@ def recipe(
     """
     pack = Pack(data_folder(root, "RetailRocket") / FILE, SOURCE)
     sizes = [int(pack["n_users"]), int(pack["n_items"]), 24, 7]
-    return fm.Recipe(
+    return Recipe(
         problem(target, root, seed=seed),
         model=partial(ESMM, sizes, 0, TASKS, width=width, hidden=(64, 32)),
-        optimizer=fm.OptimizerOf("Adam", lr=1e-3),
+        optimizer=OptimizerOf("Adam", lr=1e-3),
         steps=steps,
-        algorithm=fm.ForkMerge("per_auxiliary", interval=interval),
+        algorithm=ForkMerge("per_auxiliary", interval=interval),
         options={"seed": seed},
     )
 
 
 def problem(
     target: str = "buy", root: Root = None, *, others: int = 4, seed: int = 0, batch_size: int = 512
-) -> fm.Problem:
+) -> Problem:
     """Return three tasks on the same rows: user, item, hour and weekday.
 
     Args:
@@ -70,8 +73,8 @@ def problem(
     rows = {name: pack.codes(name, size) for name, size in sizes.items()}
     rows["timestamp"] = pack["timestamp"].astype(np.int64)
     check_columns(pack, rows)
-    known = rows["user"] * items + rows["item"]
-    user, item = draw_others(rows["user"], known, items, others, "retailrocket", seed)
+    pairs = rows["user"] * items + rows["item"]
+    user, item = draw_others(rows["user"], pairs, items, others, "retailrocket", seed)
     time = np.concatenate([rows["timestamp"], np.repeat(rows["timestamp"], others)])
     codes = np.stack(
         [
@@ -83,12 +86,12 @@ def problem(
         axis=1,
     )
     labels = np.zeros((len(codes), len(TASKS)))
-    labels[: len(known)] = np.stack([rows[task] for task in TASKS], axis=1)
+    labels[: len(pairs)] = np.stack([rows[task] for task in TASKS], axis=1)
     split = np.concatenate([rows["split_time"], np.repeat(rows["split_time"], others)])
-    training, held, test = (click_rows(codes[split == part], labels[split == part]) for part in range(3))
-    return fm.Problem(
+    training, validation, test = (click_rows(codes[split == part], labels[split == part]) for part in range(3))
+    return Problem(
         target,
         [click_stream(training, TASKS, batch_size)],
-        validation=click_evaluations(held, TASKS),
+        validation=click_evaluations(validation, TASKS),
         test=click_evaluations(test, TASKS),
     )

@@ -11,11 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
-import forkmerge as fm
+from forkmerge.algorithms.forkmerge import ForkMerge, SingleTask
 from forkmerge.datasets._classify import ClassificationLosses, PredictClass, Preparation, small_classifier
 from forkmerge.datasets.unlabelled import ANGLES, TASKS, USUAL_SCALES, UnlabelledLosses
-from forkmerge.errors import check_count, unknown_name
+from forkmerge.engine.training.optimizers import OptimizerOf, SchedulerOf
+from forkmerge.errors import ProblemError, check_count, unknown_name
+from forkmerge.experiments.recipe import Recipe
 from forkmerge.models import Classifier, WideResNet, WithTeacher
+from forkmerge.problem.definition import Evaluation, Problem, Stream
+from forkmerge.problem.metrics import accuracy
 from forkmerge.problem.randomness import derive
 
 TASK = "class"
@@ -54,14 +58,14 @@ class SemiSplits:
     classes: int
     preparation: Preparation
 
-    def supervised(self, batch_size: int = BATCH) -> fm.Problem:
+    def supervised(self, batch_size: int = BATCH) -> Problem:
         """Return the problem that ignores the images without labels; its one task is "class"."""
         predict = PredictClass(TASK, self.preparation)
-        return fm.Problem(
+        return Problem(
             TASK,
-            [fm.Stream(self.labelled, ClassificationLosses(self.preparation), TASK, batch_size)],
-            validation=fm.Evaluation(self.validation, fm.accuracy, predict=predict),
-            test=fm.Evaluation(self.test, fm.accuracy, predict=predict, batch_size=256),
+            [Stream(self.labelled, ClassificationLosses(self.preparation), TASK, batch_size)],
+            validation=Evaluation(self.validation, accuracy, predict=predict),
+            test=Evaluation(self.test, accuracy, predict=predict, batch_size=256),
         )
 
     def problem(
@@ -70,7 +74,7 @@ class SemiSplits:
         *,
         batch_size: int = BATCH,
         losses: UnlabelledLosses | None = None,
-    ) -> fm.Problem:
+    ) -> Problem:
         """Return the problem whose auxiliary tasks are learnt from the images without labels, a stream each.
 
         Args:
@@ -82,19 +86,19 @@ class SemiSplits:
         chosen = losses or UnlabelledLosses(self.preparation)
         unknown = [task for task in tasks if task not in TASKS]
         if unknown:
-            raise fm.ProblemError(unknown_name("task without labels", unknown[0], TASKS))
-        more = [fm.Stream(self.unlabelled, chosen, task, batch_size) for task in tasks]
+            raise ProblemError(unknown_name("task without labels", unknown[0], TASKS))
+        more = [Stream(self.unlabelled, chosen, task, batch_size) for task in tasks]
         return replace(alone, streams=[*alone.stream_map.values(), *more])
 
 
-def supervised_recipe(data: SemiSplits, network: Network, steps: int, seed: int) -> fm.Recipe:
+def supervised_recipe(data: SemiSplits, network: Network, steps: int, seed: int) -> Recipe:
     """Return supervised training on few labels with a network of a name."""
-    return fm.Recipe(
+    return Recipe(
         data.supervised(),
         model=partial(make_network, network, {TASK: data.classes}),
-        optimizer=fm.OptimizerOf("Adam", lr=_rate(network)),
+        optimizer=OptimizerOf("Adam", lr=_rate(network)),
         steps=steps,
-        algorithm=fm.SingleTask(),
+        algorithm=SingleTask(),
         options={"seed": seed},
     )
 
@@ -109,7 +113,7 @@ def semi_supervised_recipe(
     *,
     width: int = 16,
     radius: float = 6.0,
-) -> fm.Recipe:
+) -> Recipe:
     """Return the paper's setting: WRN-28-2, Adam 5e-3, ×0.2 at 160K of 200K steps, a merge every 10K.
 
     Losses are scaled so that equal task weights are the usual ones. A teacher is part of the model, and answers when it
@@ -129,13 +133,13 @@ def semi_supervised_recipe(
     heads = {TASK: data.classes, **({"rotation": ANGLES} if "rotation" in auxiliaries else {})}
     # The evaluation that the baselines come from ramps consistency up for 200K of 500K steps.
     losses = UnlabelledLosses(data.preparation, ramp=steps * 2 // 5, radius=radius, scales=USUAL_SCALES)
-    decay = fm.SchedulerOf("MultiStepLR", milestones=["80%"], gamma=0.2)
-    return fm.Recipe(
+    decay = SchedulerOf("MultiStepLR", milestones=["80%"], gamma=0.2)
+    return Recipe(
         data.problem(auxiliaries, batch_size=batch_size, losses=losses),
         model=partial(make_network, network, heads, width=width, teacher=True),
-        optimizer=fm.OptimizerOf("Adam", lr=_rate(network)),
+        optimizer=OptimizerOf("Adam", lr=_rate(network)),
         steps=steps,
-        algorithm=fm.ForkMerge("per_auxiliary", interval=max(1, steps // 20)),
+        algorithm=ForkMerge("per_auxiliary", interval=max(1, steps // 20)),
         options={"seed": seed, "scheduler": decay},
     )
 
@@ -148,7 +152,7 @@ def make_network(network: Network, classes: Mapping[str, int], *, width: int = 1
 
 def _rate(network: Network) -> float:
     if network not in _RATES:
-        raise fm.ProblemError(unknown_name("network", network, get_args(Network)))
+        raise ProblemError(unknown_name("network", network, get_args(Network)))
     return _RATES[network]
 
 
@@ -172,13 +176,11 @@ def split(
         Oliver et al., Realistic Evaluation of Deep Semi-Supervised Learning Algorithms, NeurIPS 2018.
     """
     size = len(data.classes)
-    wanted = 1 if labels == "all" else labels
-    for name, value in (("labels", wanted), ("validation", validation)):
-        check_count(name, value)
-    if validation + wanted > size:
-        raise fm.ProblemError(f"{labels} labels and {validation} validation images are more than the {size} images.")
+    label_count = 1 if labels == "all" else check_count("labels", labels)
+    if check_count("validation", validation) + label_count > size:
+        raise ProblemError(f"{labels} labels and {validation} validation images are more than the {size} images.")
     order = torch.randperm(size, generator=torch.Generator().manual_seed(derive(seed, "semi-supervised")))
-    held, rest = order[:validation].sort().values, order[validation:]
+    validation_rows, rest = order[:validation].sort().values, order[validation:]
     chosen = rest if labels == "all" else _spread(rest, data.classes, labels, classes)
     mask = torch.zeros(size, dtype=torch.bool)
     mask[rest] = True
@@ -187,7 +189,7 @@ def split(
     return SemiSplits(
         labelled=TensorDataset(data.images[chosen], data.classes[chosen]),
         unlabelled=TensorDataset(data.images[mask]),
-        validation=TensorDataset(data.images[held], data.classes[held]),
+        validation=TensorDataset(data.images[validation_rows], data.classes[validation_rows]),
         test=TensorDataset(data.test_images, data.test_classes),
         classes=classes,
         preparation=preparation,
@@ -198,11 +200,9 @@ def _spread(candidates: Tensor, labels: Tensor, count: int, classes: int) -> Ten
     """Return `count` of the candidates, the same number of every class, one more of the first where that is odd."""
     parts = []
     for kind in range(classes):
-        wanted = count // classes + (kind < count % classes)
-        found = candidates[labels[candidates] == kind][:wanted]
-        if len(found) < wanted:
-            raise fm.ProblemError(
-                f"class {kind} has {len(found)} training images, {wanted} labels of it are asked for."
-            )
-        parts.append(found)
+        share = count // classes + (kind < count % classes)
+        members = candidates[labels[candidates] == kind][:share]
+        if len(members) < share:
+            raise ProblemError(f"class {kind} has {len(members)} training images, {share} labels of it are asked for.")
+        parts.append(members)
     return torch.cat(parts)

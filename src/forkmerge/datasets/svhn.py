@@ -14,13 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import forkmerge as fm
 from forkmerge.datasets import semi
 from forkmerge.datasets._classify import CropAndFlip
-from forkmerge.datasets._files import Root, check_count, data_folder, find, missing, require
+from forkmerge.datasets._files import Root, check_paper_count, data_folder, find, missing, require
 from forkmerge.datasets._mat import read_mat
 from forkmerge.datasets.cifar10 import images_of_pack, images_of_tensors
 from forkmerge.datasets.semi import Images, SemiSplits
+from forkmerge.errors import ProblemError
+from forkmerge.experiments.recipe import Recipe
 
 CLASSES, SIDE = 10, 32
 LABELS, VALIDATION, TRAINING, TEST = 1000, 7326, 73_257, 26_032
@@ -38,7 +39,7 @@ def recipe(
     validation: int = VALIDATION,
     root: str | None = None,
     cache: str | None = None,
-) -> fm.Recipe:
+) -> Recipe:
     """Return supervised training on the labelled images alone (see `cifar10.recipe`)."""
     data = splits(root, labels=labels, validation=validation, seed=seed, cache=cache)
     return semi.supervised_recipe(data, network, steps, seed)
@@ -56,7 +57,7 @@ def semi_supervised(
     root: str | None = None,
     cache: str | None = None,
     check_counts: bool = True,
-) -> fm.Recipe:
+) -> Recipe:
     """Return the paper's semi-supervised setting (see `cifar10.semi_supervised`)."""
     data = splits(root, labels=labels, validation=validation, seed=seed, check_counts=check_counts, cache=cache)
     return semi.semi_supervised_recipe(data, auxiliaries, network, steps, batch_size, seed, width=width, radius=RADIUS)
@@ -74,17 +75,17 @@ def splits(
     """Return labelled, unlabelled, validation and test images (see `cifar10.splits`)."""
     data = load(root, cache=cache)
     if check_counts:
-        check_count("SVHN's training images", len(data.images), TRAINING)
-        check_count("SVHN's test images", len(data.test_images), TEST)
+        check_paper_count("SVHN's training images", len(data.images), TRAINING)
+        check_paper_count("SVHN's test images", len(data.test_images), TEST)
     return semi.split(data, labels, validation, seed, CLASSES, PREPARATION)
 
 
 def load(root: Root = None, *, cache: Root = None) -> Images:
     """Return all images as bytes [n, 3, 32, 32], and their digits."""
     folder = data_folder(root, "SVHN")
-    found = find(folder, ("", "svhn", "SVHN"), _FILES)
-    if found is not None:
-        training, test = require("SVHN", found, _FILES, SOURCE)
+    matlab = find(folder, ("", "svhn", "SVHN"), _FILES)
+    if matlab is not None:
+        training, test = require("SVHN", matlab, _FILES, SOURCE)
         return Images(*_read_digits(training), *_read_digits(test))
     tensors = find(folder, ("svhn", "SVHN"), ["train.pt"])
     if tensors is not None:
@@ -95,16 +96,16 @@ def load(root: Root = None, *, cache: Root = None) -> Images:
 
 
 def _read_digits(path: Path) -> tuple[Tensor, Tensor]:
-    found = read_mat(path, ("X", "y"))
-    pixels, digits = found["X"], found["y"].reshape(-1)
+    arrays = read_mat(path, ("X", "y"))
+    pixels, digits = arrays["X"], arrays["y"].reshape(-1)
     if pixels.ndim == 3:
         pixels = pixels[..., None]  # MATLAB drops the last dimension of a single image
     if pixels.dtype != np.uint8 or pixels.shape[:3] != (SIDE, SIDE, 3) or pixels.shape[3] != len(digits):
-        raise fm.ProblemError(
+        raise ProblemError(
             f"{path}: X has shape {pixels.shape} of {pixels.dtype} and y {len(digits)} values: expected bytes "
             f"[{SIDE}, {SIDE}, 3, n] and n digits."
         )
     if len(digits) and not 1 <= digits.min() <= digits.max() <= CLASSES:
-        raise fm.ProblemError(f"{path}: y must hold digits from 1 to 10, where 10 is a zero, got {digits.max():g}.")
+        raise ProblemError(f"{path}: y must hold digits from 1 to 10, where 10 is a zero, got {digits.max():g}.")
     images = np.ascontiguousarray(pixels.transpose(3, 2, 0, 1))
     return torch.from_numpy(images), torch.from_numpy(digits.astype(np.int64) % CLASSES)

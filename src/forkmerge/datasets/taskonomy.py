@@ -16,11 +16,15 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-import forkmerge as fm
+from forkmerge.algorithms.forkmerge import ForkMerge
 from forkmerge.datasets import augment, dense
 from forkmerge.datasets._classify import SmallConvNet
 from forkmerge.datasets._files import Pack, Root, check_columns, data_folder
+from forkmerge.engine.training.optimizers import OptimizerOf
+from forkmerge.errors import ProblemError
+from forkmerge.experiments.recipe import Recipe
 from forkmerge.models import DenseModel
+from forkmerge.problem.definition import Problem, Stream
 
 FILE = "taskonomy_64.npz"
 SOURCE = "the sample model of Taskonomy (Stanford), packed as forkmerge.datasets.taskonomy says"
@@ -38,7 +42,7 @@ def recipe(
     batch_size: int = 16,
     seed: int = 0,
     root: str | None = None,
-) -> fm.Recipe:
+) -> Recipe:
     """Return a small encoder with a DeepLab head per task, and one branch per other task.
 
     Args:
@@ -51,13 +55,12 @@ def recipe(
         seed: Draws the first weights, the order of the data and the augmentations.
         root: The folder; by default the one that FORKMERGE_DATA names.
     """
-    found = problem(target, root, labels=labels, batch_size=batch_size)
-    return fm.Recipe(
-        found,
+    return Recipe(
+        problem(target, root, labels=labels, batch_size=batch_size),
         model=partial(small_network, CLASSES[labels], width),
-        optimizer=fm.OptimizerOf("Adam", lr=1e-3),
+        optimizer=OptimizerOf("Adam", lr=1e-3),
         steps=steps,
-        algorithm=fm.ForkMerge("per_auxiliary", interval=interval),
+        algorithm=ForkMerge("per_auxiliary", interval=interval),
         options={"seed": seed},
     )
 
@@ -79,7 +82,7 @@ def problem(
     labels: Literal["surfseg", "semseg"] = "surfseg",
     batch_size: int = 16,
     augmented: bool = True,
-) -> fm.Problem:
+) -> Problem:
     """Return three tasks on the same images.
 
     Args:
@@ -90,19 +93,19 @@ def problem(
         augmented: Whether training images are scaled, cropped and mirrored at random.
     """
     if labels not in CLASSES:
-        raise fm.ProblemError(f"labels must be 'surfseg' or 'semseg', got {labels!r}.")
+        raise ProblemError(f"labels must be 'surfseg' or 'semseg', got {labels!r}.")
     pack = Pack(data_folder(root, "Taskonomy") / FILE, SOURCE)
     split = pack.codes("split", 3)
     columns = _columns(pack, labels)
     check_columns(pack, {"split": split, **dict(zip(("rgb", labels, "depth", "normal"), columns, strict=True))})
-    training, held, test = (
+    training, validation, test = (
         TensorDataset(*(column[torch.from_numpy(np.flatnonzero(split == part))] for column in columns))
         for part in range(3)
     )
-    return fm.Problem(
+    return Problem(
         target,
-        [fm.Stream(training, dense.SceneLosses(augmented), dense.TASKS, batch_size)],
-        validation=dense.scene_evaluations(held, CLASSES[labels], batch_size),
+        [Stream(training, dense.SceneLosses(augmented), dense.TASKS, batch_size)],
+        validation=dense.scene_evaluations(validation, CLASSES[labels], batch_size),
         test=dense.scene_evaluations(test, CLASSES[labels], batch_size),
     )
 

@@ -13,10 +13,13 @@ from functools import partial
 import numpy as np
 from torch.utils.data import TensorDataset
 
-import forkmerge as fm
+from forkmerge.algorithms.forkmerge import ForkMerge
 from forkmerge.datasets._clicks import click_evaluations, click_rows, click_stream, draw_others
 from forkmerge.datasets._files import Array, Pack, Root, check_columns, data_folder
+from forkmerge.engine.training.optimizers import OptimizerOf
+from forkmerge.experiments.recipe import Recipe
 from forkmerge.models import ESMM
+from forkmerge.problem.definition import Problem
 
 TASKS = {"buy": "buy", "cart": "cart", "favourite": "fav"}  # the name in the file
 FILE = "tmall.npz"
@@ -30,7 +33,7 @@ def recipe(
     width: int = 16,
     seed: int = 0,
     root: str | None = None,
-) -> fm.Recipe:
+) -> Recipe:
     """Return a shared embedding with a small tower per task, and one branch per other task.
 
     Args:
@@ -42,19 +45,19 @@ def recipe(
         root: The folder; by default the one that FORKMERGE_DATA names.
     """
     pack = Pack(data_folder(root, "Tmall") / FILE, SOURCE)
-    return fm.Recipe(
+    return Recipe(
         problem(target, root, seed=seed),
         model=partial(ESMM, [int(pack["n_users"]), int(pack["n_items"])], 0, list(TASKS), width=width, hidden=(64, 32)),
-        optimizer=fm.OptimizerOf("Adam", lr=1e-3),
+        optimizer=OptimizerOf("Adam", lr=1e-3),
         steps=steps,
-        algorithm=fm.ForkMerge("per_auxiliary", interval=interval),
+        algorithm=ForkMerge("per_auxiliary", interval=interval),
         options={"seed": seed},
     )
 
 
 def problem(
     target: str = "buy", root: Root = None, *, others: int = 4, seed: int = 0, batch_size: int = 512
-) -> fm.Problem:
+) -> Problem:
     """Return three tasks, each with a stream of its own.
 
     Args:
@@ -69,34 +72,32 @@ def problem(
     streams, validation, test = {}, {}, {}
     for task, name in TASKS.items():
         parts = _splits(pack, name)
-        known = np.concatenate([part[:, 0] * items + part[:, 1] for part in parts])
-        training, held, last = (
-            _rows(part, known, items, others, task, seed, place) for place, part in enumerate(parts)
-        )
-        streams[task] = click_stream(training, [task], batch_size)
-        validation.update(click_evaluations(held, [task]))
-        test.update(click_evaluations(last, [task]))
-    return fm.Problem(target, streams, validation, test)
+        pairs = np.concatenate([part[:, 0] * items + part[:, 1] for part in parts])
+        rows = [_rows(part, pairs, items, others, task, seed, index) for index, part in enumerate(parts)]
+        streams[task] = click_stream(rows[0], [task], batch_size)
+        validation.update(click_evaluations(rows[1], [task]))
+        test.update(click_evaluations(rows[2], [task]))
+    return Problem(target, streams, validation, test)
 
 
 def _splits(pack: Pack, name: str) -> list[Array]:
     """Return the pairs of user and item to train, validate and test on, [n, 2] each."""
     sizes = {part: int(pack[f"n_{part}s"]) for part in ("user", "item")}
-    found = {part: pack.codes(f"{name}_{part}", size) for part, size in sizes.items()}
-    found["timestamp"] = pack[f"{name}_timestamp"].astype(np.int64)
-    check_columns(pack, {f"{name}_{part}": column for part, column in found.items()})
-    order = np.argsort(found["timestamp"], kind="stable")
-    pairs = np.stack([found["user"], found["item"]], axis=1)[order]
+    columns = {part: pack.codes(f"{name}_{part}", size) for part, size in sizes.items()}
+    columns["timestamp"] = pack[f"{name}_timestamp"].astype(np.int64)
+    check_columns(pack, {f"{name}_{part}": column for part, column in columns.items()})
+    order = np.argsort(columns["timestamp"], kind="stable")
+    pairs = np.stack([columns["user"], columns["item"]], axis=1)[order]
     first, second = len(pairs) * 90 // 100, len(pairs) * 95 // 100
     if name != "buy":
         return [pairs[:first], pairs[first:second], pairs[second:]]
-    held = [pack.codes(f"test_buy_{part}", size) for part, size in sizes.items()]
-    check_columns(pack, {"test_buy_user": held[0], "test_buy_item": held[1]})
-    return [pairs[:first], pairs[first:], np.stack(held, axis=1)]
+    test = [pack.codes(f"test_buy_{part}", size) for part, size in sizes.items()]
+    check_columns(pack, {"test_buy_user": test[0], "test_buy_item": test[1]})
+    return [pairs[:first], pairs[first:], np.stack(test, axis=1)]
 
 
-def _rows(pairs: Array, known: Array, items: int, others: int, *seed: object) -> TensorDataset:
-    user, item = draw_others(pairs[:, 0], known, items, others, "tmall", *seed)
+def _rows(pairs: Array, chosen: Array, items: int, others: int, *seed: object) -> TensorDataset:
+    user, item = draw_others(pairs[:, 0], chosen, items, others, "tmall", *seed)
     codes = np.concatenate([pairs, np.stack([user, item], axis=1)])
     labels = np.zeros((len(codes), 1))
     labels[: len(pairs)] = 1

@@ -104,8 +104,8 @@ def exemplar(losses: UnlabelledLosses, model: nn.Module, images: Tensor, generat
     pair = _with_teacher(model, "exemplar")
     with torch.no_grad():
         goal = pair.teacher.get_submodule("encoder")(losses.preparation.evaluation(images))
-    seen = pair.student.get_submodule("encoder")(losses.exemplar(images, generator))
-    return -functional.cosine_similarity(seen, goal).mean()
+    features = pair.student.get_submodule("encoder")(losses.exemplar(images, generator))
+    return -functional.cosine_similarity(features, goal).mean()
 
 
 def pi(losses: UnlabelledLosses, model: nn.Module, images: Tensor, generator: Generator) -> Tensor:
