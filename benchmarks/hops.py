@@ -3,8 +3,8 @@
     ./run bench hops
 
 A hop is a call of one of the package's functions, seen by `sys.setprofile`, whose file differs from that of the call
-before it; parts of a function that Python makes calls of, such as comprehensions, are no calls. Counted in a run of two
-branches: its first merge, a step of its second round, the checkpoint after its first merge.
+before it. Counted in a run of two branches: its first merge, from the trained branches to the weights they go on with;
+the same with the record that is made of it; a step of its second round; the checkpoint after its first merge.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from harness import begin, parser, save
+from page import Goal, Section, Table
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
@@ -26,7 +27,6 @@ from torch.utils.data import TensorDataset
 import forkmerge as fm
 
 ROOT = f"{Path(fm.__file__).parent}/"
-ANONYMOUS = ("<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>")
 GOALS = {"merge": (18, 200), "step": (12, None)}
 """The most files and hops."""
 
@@ -106,8 +106,8 @@ def count(run: Callable[[], object]) -> dict[str, dict[str, Any]]:
     windows = {name: Window(*place) for name, place in WINDOWS.items()}
 
     def profile(frame: FrameType, event: str, argument: object) -> None:
-        path, name = frame.f_code.co_filename, frame.f_code.co_name
-        if event in ("call", "return") and path.startswith(ROOT) and name not in ANONYMOUS:
+        path = frame.f_code.co_filename
+        if event in ("call", "return") and path.startswith(ROOT):
             for window in windows.values():
                 window.see(frame, event, path.removeprefix(ROOT))
 
@@ -128,12 +128,24 @@ def main() -> None:
             problem(), model=Net, optimizer=optimizer, steps=8, threads=1, folder=Path(folder) / "run"
         )
         results = count(fit)
-    for name, seen in results.items():
-        goal = GOALS.get(name)
-        aims = "" if goal is None else f"  (goal {goal[0]} files" + (f", {goal[1]} hops)" if goal[1] else ")")
-        print(f"{name}: {len(seen['files'])} files, {seen['hops']} hops{aims}")
-        print("   ", " → ".join(seen["files"]))
     save("hops", results, options.out)
+
+
+def section(results: Mapping[str, Any]) -> Section:
+    """Say what the results mean."""
+    rows = [[name, str(len(seen["files"])), str(seen["hops"]), str(seen["calls"])] for name, seen in results.items()]
+    goals = []
+    for name, (files, hops) in GOALS.items():
+        goals.append(Goal(f"{name}: files", files, len(results[name]["files"]), digits=0))
+        if hops is not None:
+            goals.append(Goal(f"{name}: hops", hops, results[name]["hops"], digits=0))
+    return Section(
+        "The way through the files",
+        "How many files a step, a merge and a checkpoint enter, and how often a call leads from one file into another.",
+        [Table(["what", "files", "hops", "calls"], rows)],
+        goals,
+        ["Which files they are: see [the architecture](architecture.md)."],
+    )
 
 
 if __name__ == "__main__":

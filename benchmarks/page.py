@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "performance.md"
-ORDER = ("twin", "search", "memory", "parallel", "data", "growth", "methods", "advice")
+ORDER = ("twin", "search", "memory", "parallel", "data", "growth", "methods", "advice", "hops")
 """The benchmarks, in the order of the page; one that has not been run yet is left out."""
 
 BUSY_LOAD = 0.5

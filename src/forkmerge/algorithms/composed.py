@@ -161,8 +161,8 @@ class Composed(Algorithm):
             return run
 
     def _finished(self, result: Mapping[str, Any], module: nn.Module, store: RunFolder | NoStore) -> Run:
-        known = {item.name for item in fields(self.result)}
-        run = self.result.from_json({key: value for key, value in result.items() if key in known})
+        names = {item.name for item in fields(self.result)}
+        run = self.result.from_json({key: value for key, value in result.items() if key in names})
         module.load_state_dict(store.model_tensors())
         run.model = module
         return run

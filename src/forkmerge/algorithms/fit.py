@@ -197,8 +197,8 @@ def _complete(run: Run, binding: ModelBinding, state: RunState, store: RunFolder
 
 def _finished(result: dict[str, Any], module: nn.Module, store: RunFolder | NoStore) -> Run:
     """Return a run that had already ended, its weights loaded into the module."""
-    known = {item.name for item in fields(Run)}
-    run = Run.from_json({key: value for key, value in result.items() if key in known})
+    names = {item.name for item in fields(Run)}
+    run = Run.from_json({key: value for key, value in result.items() if key in names})
     module.load_state_dict(store.model_tensors())
     run.model = module
     return run

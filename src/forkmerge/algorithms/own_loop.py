@@ -167,8 +167,8 @@ class Fork:
         layout, source = Layout(model), self._first._binding.layout
         check_same_parameters([source.signature, layout.signature], ["the fork", "the model given"])
         with torch.no_grad():
-            for place, parameter in zip(source.places, layout.parameters, strict=True):
-                parameter.copy_(place.view(self._merged.rows[place.row]))
+            for entry, parameter in zip(source.places, layout.parameters, strict=True):
+                parameter.copy_(entry.view(self._merged.rows[entry.row]))
             for name, buffer in model.named_buffers():
                 buffer.copy_(self._first._binding.buffer(self._merged, name))
         return model

@@ -101,8 +101,8 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
         result = store.result()
     if result is None:
         raise StoreError(f"{folder} is not finished: continue it with `{command(f'resume {folder}')}`.")
-    known = {item.name for item in fields(Run)}
-    return Run.from_json({key: value for key, value in result.items() if key in known})
+    names = {item.name for item in fields(Run)}
+    return Run.from_json({key: value for key, value in result.items() if key in names})
 
 
 def read_saved_run(folder: str | os.PathLike[str], *, verify: bool = False) -> SavedRun:
@@ -113,7 +113,7 @@ def read_saved_run(folder: str | os.PathLike[str], *, verify: bool = False) -> S
         verify: Read the checkpoints of an interrupted run, too, to say where it continues and what is damaged.
     """
     path, state = Path(folder), status(folder)
-    known = {item.name for item in fields(Round)}
+    names = {item.name for item in fields(Round)}
     with RunFolder.open(path, lock=False) as store:
         record = path / "record.jsonl"
         changed = datetime.fromtimestamp((record if record.exists() else path / "config.json").stat().st_mtime)
@@ -121,7 +121,7 @@ def read_saved_run(folder: str | os.PathLike[str], *, verify: bool = False) -> S
         rounds = [event for event in events if event["event"] == "round"]
         last: dict[str, Any] = next((event for event in reversed(events) if event["event"] in ("segment", "round")), {})
         story: dict[str, Any] = {
-            "rounds": [Round.from_json({key: event[key] for key in event if key in known}) for event in rounds],
+            "rounds": [Round.from_json({key: event[key] for key in event if key in names}) for event in rounds],
             "phase": last.get("phase", "search"),
             "step": last.get("step", last.get("end", 0)),
             "run": read_run(path) if state == "finished" else None,
@@ -137,9 +137,9 @@ def list_saved_runs(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
     The parts of a run that is made of several are listed only where the folder is that run's own.
     """
-    rows, found = [], list_runs(folder)
-    for path in found:
-        if path.parent in found and path.parent != Path(folder):
+    rows, folders = [], list_runs(folder)
+    for path in folders:
+        if path.parent in folders and path.parent != Path(folder):
             continue
         try:
             row = read_saved_run(path).to_row()

@@ -14,6 +14,7 @@ from forkmerge.errors import ProblemError, check_count
 from forkmerge.methods import Method, method_from
 from forkmerge.problem.definition import Problem
 
+_GRID, _GREEDY = Grid(), Greedy()
 _CHOICES = {
     "checkpoint": ("last", "best_in_interval", "best_so_far"),
     "bn": ("average", "recompute"),
@@ -88,7 +89,7 @@ class Settings:
         """The search used for a number of branches."""
         if isinstance(self.search, Search):
             return self.search
-        return Grid() if branches <= 2 else Greedy()
+        return _GRID if branches <= 2 else _GREEDY
 
     def interval_of(self, steps: int) -> int:
         """Δt for a run of `steps` steps."""

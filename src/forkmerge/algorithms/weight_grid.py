@@ -167,15 +167,15 @@ class WeightGrid(Composed):
         if parts.workers > 1:
             shared = shared if parts.rebuild is None else replace(shared, problem=None, rebuild=parts.rebuild)
         jobs = [(name, self._joint(weights)) for name, weights in grid.items()]
-        found: dict[int, _TrainedPoint] = {}
+        points: dict[int, _TrainedPoint] = {}
         news = lambda _, event: parts.observe(event) if event else None  # noqa: E731
         for index, result in run_calls(partial(_train_point, shared), jobs, parts.workers, news):
             if isinstance(result, Failure):
                 raise ProblemError(
                     f"the run with task weights {dict(jobs[index][1].task_weights or {})}: {result.error}"
                 )
-            found[index] = result
-        return [found[index] for index in range(len(jobs))]
+            points[index] = result
+        return [points[index] for index in range(len(jobs))]
 
 
 def pareto_front(points: Sequence[Mapping[str, float]]) -> list[int]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from forkmerge.errors import ProblemError, unknown_name
-from forkmerge.problem.exact_sum import rounded
+from forkmerge.problem.exact_sum import rounded, sum_of_parts
 
 Cost = Callable[[Any, Any], Tensor]
 
@@ -227,3 +227,32 @@ class Criterion:
     def score_of_sums(self, metrics: Mapping[str, MeanCost], sums: Sequence[float], totals: Sequence[float]) -> float:
         """Return the score of metrics from the sums of their costs and counts."""
         return self.score(values_of_sums(metrics, sums, totals))
+
+    def examples_to_lose(
+        self,
+        metrics: Mapping[str, MeanCost],
+        costs: Tensor,
+        totals: Sequence[float],
+        winner: float,
+        *,
+        is_preferred: bool,
+    ) -> int:
+        """Return how many of the first examples prove, by their costs alone, that a candidate does not win.
+
+        Args:
+            metrics: The metrics that add up.
+            costs: The candidate's costs in the order of evaluation, [n, metrics]; all together prove it.
+            totals: Sums of the metrics' counts over all examples.
+            winner: The score to reach; to exceed, unless the candidate is preferred at equal scores.
+            is_preferred: Whether it is.
+        """
+        sums = [(sum_of_parts(column), column) for column in (column.tolist() for column in costs.unbind(1))]
+        low, high = 0, len(costs)
+        while low < high:
+            middle = (low + high) // 2
+            bound = self.score_of_sums(metrics, [total(column[:middle]) for total, column in sums], totals)
+            if bound < winner or (bound == winner and not is_preferred):
+                high = middle
+            else:
+                low = middle + 1
+        return high

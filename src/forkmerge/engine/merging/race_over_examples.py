@@ -14,7 +14,7 @@ from forkmerge.engine.merging.arithmetic import Coefficients
 from forkmerge.engine.merging.race import Entrant
 from forkmerge.engine.training.torch_compile import uncompiled
 from forkmerge.errors import ProblemError
-from forkmerge.problem.exact_sum import add_exactly, rounded, sum_of_parts
+from forkmerge.problem.exact_sum import add_exactly, rounded
 from forkmerge.problem.metrics import Criterion, ExampleCosts, values_of_sums
 from forkmerge.problem.scoring import CostReader
 
@@ -167,17 +167,11 @@ class _ExampleEntrant(Entrant):
 
     def lose(self, winner: float, *, is_preferred: bool) -> None:
         """Note how many examples prove that this candidate does not win."""
-        costs = [column.tolist() for column in self.rows.costs[self.order[: self.done]].unbind(1)]
-        sums = [(sum_of_parts(column), column) for column in costs]
-        low, high = self.needed, self.done  # a race before may have needed more
-        while low < high:
-            middle = (low + high) // 2
-            bound = self.race.score([total(column[:middle]) for total, column in sums])
-            if bound < winner or (bound == winner and not is_preferred):
-                high = middle
-            else:
-                low = middle + 1
-        self.needed = high
+        race, costs = self.race, self.rows.costs[self.order[: self.done]]
+        needed = race.criterion.examples_to_lose(
+            race.reader.metrics, costs, race.totals, winner, is_preferred=is_preferred
+        )
+        self.needed = max(self.needed, needed)  # a race before may have needed more
 
     def _add(self, chunk: list[int], costs: ExampleCosts) -> None:
         expected: Tensor = self.race.counts[chunk]

@@ -80,28 +80,28 @@ class StepLoop:
 
     def run(self) -> None:
         """Do the steps."""
-        plan = [self._tasks_of(step) for step in self.steps]
+        tasks = [self._tasks_of(step) for step in self.steps]
         if self.training.statistics == "target" and self.problem.target in self.setup.tasks:
             self._norms = self._target_norms()
         with ExitStack() as stack:  # threads that read ahead end with the segment, whatever ends it
             feeds = {
-                name: stack.enter_context(closing(self._feed(name, stream, plan)))
+                name: stack.enter_context(closing(self._feed(name, stream, tasks)))
                 for name, stream in self.streams.items()
             }
-            self._steps(feeds, plan)
+            for step, tasks_of_step in zip(self.steps, tasks, strict=True):
+                self._step(feeds, tasks_of_step, step)
 
-    def _steps(self, feeds: dict[str, Batches], plan: list[tuple[str, ...]]) -> None:
-        for step, weights in zip(self.steps, plan, strict=True):
-            self.binding.optimizer.zero_grad(set_to_none=True)
-            if self.combiner is None:
-                has_loss = self._backward_plain(feeds, weights, step)
-            else:
-                has_loss = self._backward_with_method(self.combiner, feeds, weights, step)
-            if step == self.steps.start:
-                self.untouched = self._without_gradient()
-            self._update(has_loss)
-            if self.combiner is not None and has_hook(self.combiner.method, "after_step"):
-                self.combiner.method.after_step(StepContext(self, step), self.combiner.own)
+    def _step(self, feeds: dict[str, Batches], tasks: tuple[str, ...], step: int) -> None:
+        self.binding.optimizer.zero_grad(set_to_none=True)
+        if self.combiner is None:
+            has_loss = self._backward_plain(feeds, tasks, step)
+        else:
+            has_loss = self._backward_with_method(self.combiner, feeds, tasks, step)
+        if step == self.steps.start:
+            self.untouched = self._without_gradient()
+        self._update(has_loss)
+        if self.combiner is not None and has_hook(self.combiner.method, "after_step"):
+            self.combiner.method.after_step(StepContext(self, step), self.combiner.own)
 
     @property
     def reports(self) -> dict[str, dict[str, int]]:
@@ -131,10 +131,10 @@ class StepLoop:
         set_random_state(seed)
         cuts: list[tuple[Tensor, Tensor]] | None = [] if cut else None
         with self.training.autocast(self.device):
-            found = stream.losses(self.binding.model, batch, tasks, Context(step, seed, cuts))
+            losses = stream.losses(self.binding.model, batch, tasks, Context(step, seed, cuts))
             result = []
             for task in tasks:
-                loss = found.get(task)
+                loss = losses.get(task)
                 if loss is None:
                     continue
                 factor = self.mixture_weight(task) / self.training.accumulate
@@ -183,12 +183,12 @@ class StepLoop:
         weights = [float(self.mixture.task_weights[task]) for task in active]
         return (pick_task(active, weights, self.seed, step),)
 
-    def _feed(self, name: str, stream: Stream, plan: list[tuple[str, ...]]) -> Batches:
+    def _feed(self, name: str, stream: Stream, tasks: list[tuple[str, ...]]) -> Batches:
         accumulate = self.training.accumulate
         positions = [
             step * accumulate + micro
-            for step, tasks in zip(self.steps, plan, strict=True)
-            if any(task in tasks for task in stream.tasks)
+            for step, tasks_of_step in zip(self.steps, tasks, strict=True)
+            if any(task in tasks_of_step for task in stream.tasks)
             for micro in range(accumulate)
         ]
         workers = self.training.loader_workers if positions else 0
@@ -208,9 +208,9 @@ class StepLoop:
         result: list[TaskLoss] = []
         for name, batch, seed in readings:
             served = self.problem.stream_map[name].tasks
-            asked = [task for task in served if task in tasks]
+            trained = [task for task in served if task in tasks]
             with untracked(() if self.problem.target in served else self._norms):
-                result += self.losses_of(name, batch, asked, step, seed, cut=self._cuts)
+                result += self.losses_of(name, batch, trained, step, seed, cut=self._cuts)
         totals: dict[str, Tensor] = {}
         for item in result:
             raw = item.raw.detach()

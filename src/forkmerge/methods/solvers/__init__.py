@@ -18,6 +18,7 @@ from forkmerge.methods.solvers._imtl import imtl_g
 from forkmerge.methods.solvers._mgda import min_norm, min_norm_frank_wolfe
 from forkmerge.methods.solvers._nash import nash, nash_jacobian
 from forkmerge.methods.solvers._nash_truncated import nash_truncated
+from forkmerge.methods.solvers._quadratic import solve_nonnegative
 from forkmerge.methods.solvers._surgery import gradvac, pcgrad
 
 __all__ = [
@@ -36,4 +37,5 @@ __all__ = [
     "nash_jacobian",
     "nash_truncated",
     "pcgrad",
+    "solve_nonnegative",
 ]

@@ -13,7 +13,7 @@ from torchjd import aggregation, scalarization
 from torchjd.linalg import DualConeProjector
 
 from forkmerge.errors import ProblemError, unknown_name
-from forkmerge.methods.solvers._quadratic import solve_nonnegative
+from forkmerge.methods.solvers import solve_nonnegative
 
 # What constructors call the number of tasks, which a name cannot know.
 _COUNTS = ("shape", "n_tasks")
