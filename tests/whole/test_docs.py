@@ -107,16 +107,3 @@ def test_docstring_examples_hold(name):
 def test_every_public_name_has_a_docstring():
     undocumented = [name for name in forkmerge.__all__ if not (getattr(forkmerge, name).__doc__ or "").strip()]
     assert not undocumented
-
-
-def test_the_architecture_page_names_every_module():
-    text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
-    package = ROOT / "src" / "forkmerge"
-    folders = ("methods", "solvers", "datasets", "models", "templates")
-    names = {path.relative_to(package).with_suffix("").as_posix() for path in package.rglob("*.py")}
-    names = {
-        n.split("/")[0] + "/" if n.split("/")[0] in folders[:4] else n.split("/")[0] if "templates" in n else n
-        for n in names
-    }
-    missing = sorted(n for n in names if not n.endswith("__init__") and f"`{n}`" not in text)
-    assert not missing
