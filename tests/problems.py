@@ -360,6 +360,19 @@ class Stopped(BaseException):
     """Stands for a kill: nothing in the library may catch it."""
 
 
+def stop_at(count: int) -> Callable[[Any], None]:
+    """An observer that ends the process, as far as the library can tell, at the `count`-th event."""
+    seen = 0
+
+    def observe(event: Any) -> None:
+        nonlocal seen
+        seen += 1
+        if seen == count:
+            raise Stopped
+
+    return observe
+
+
 @contextmanager
 def counting_steps(monkeypatch: Any) -> Iterator[list[str]]:
     """The names of the branches that are trained inside, one entry per segment."""

@@ -5,16 +5,13 @@ from __future__ import annotations
 import pytest
 
 import forkmerge as fm
-from forkmerge.algorithms.saved_run import read_run
-from forkmerge.engine.storage.run_folder import RunFolder, status
+from forkmerge.engine.storage.run_folder import status
 from forkmerge.experiments.recipe import algorithm_from
 from forkmerge.problem.randomness import derive
 from problems import (
     TASKS,
     Stopped,
     Untouchable,
-    bits,
-    counting_steps,
     evaluation,
     facts,
     fit,
@@ -90,38 +87,6 @@ def test_a_run_stopped_anywhere_ends_with_the_same_bits(tmp_path, stop, refit):
     again = fit(algorithm, net=noisy_net, steps=8, folder=tmp_path / "run", resume=True)
     assert same_bits(again, whole)
     assert facts(again) == facts(whole)
-
-
-def test_a_finished_run_is_returned_without_training(tmp_path, monkeypatch):
-    algorithm = fm.PostTrain()
-    first = fit(algorithm, folder=tmp_path / "run")
-    with counting_steps(monkeypatch) as trained:
-        again = fit(algorithm, folder=tmp_path / "run", resume=True)
-    assert not trained
-    assert same_bits(first, again)
-    assert first.to_json() == again.to_json()
-    assert read_run(tmp_path / "run") == again
-
-
-def test_a_folder_of_which_only_the_lock_was_written_is_started(tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "lock").touch()
-    run = fit(fm.PostTrain(), folder=tmp_path / "run", resume=True)
-    assert same_bits(run, fit(fm.PostTrain()))
-
-
-def test_resuming_with_other_options_is_refused(tmp_path):
-    fit(fm.PostTrain(), folder=tmp_path / "run")
-    with pytest.raises(fm.StoreError, match=r"algorithm.pretrain_steps was None and is 3 now"):
-        fit(fm.PostTrain(pretrain_steps=3), folder=tmp_path / "run", resume=True)
-
-
-def test_the_folder_holds_both_parts_and_what_became_of_them(tmp_path):
-    run = fit(fm.PostTrain(), folder=tmp_path / "run")
-    assert {path.parent.name for path in (tmp_path / "run").glob("*/result.json")} == {"pretraining", "finetuning"}
-    with RunFolder.open(tmp_path / "run", lock=False) as store:
-        assert [event["event"] for event in store.records()] == ["start", "part", "part", "end"]
-        assert same_bits(dict(store.model_tensors()), {k: bits(run)[k] for k in store.model_tensors()})
 
 
 @pytest.mark.parametrize(("pretrain_steps", "steps"), [(12, 12), (0, 12), (None, 1), (2.0, 12)])

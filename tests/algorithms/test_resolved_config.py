@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 import forkmerge as fm
-from problems import counting_steps, fit
+from forkmerge.engine.storage.run_folder import status
+from paths import TESTS
+from problems import (
+    ADAM,
+    Augmented,
+    Stopped,
+    counting_steps,
+    fit,
+    frozen_net,
+    plain_net,
+    seeded,
+    shared_problem,
+    stop_at,
+)
 
 
 class TestFolders:
@@ -55,3 +72,77 @@ class TestFolders:
         with counting_steps(monkeypatch) as trained, pytest.raises(fm.StoreError, match="is not a run folder"):
             fit(folder=tmp_path, resume=True)
         assert trained == []
+
+
+def frozen_seeded() -> nn.Module:
+    return seeded(frozen_net)
+
+
+class TestOtherOptions:
+    @pytest.fixture
+    def killed(self, tmp_path: Path) -> Path:
+        with pytest.raises(Stopped):
+            fit(fm.ForkMerge(interval=4), net=frozen_seeded, folder=tmp_path / "run", observe=stop_at(6))
+        return tmp_path / "run"
+
+    in_sixes = shared_problem(validation=replace(shared_problem().target_validation, batch_size=6))
+
+    @pytest.mark.parametrize(
+        ("options", "difference"),
+        [
+            ({"steps": 16}, r"training\.steps was 12 and is 16 now"),
+            ({"seed": 1}, r"training\.seed was 0 and is 1 now"),
+            ({"optimizer": ADAM}, r"training\.optimizer was 'SGD\(lr=0\.3.*' and is 'Adam\(lr=0\.01\)' now"),
+            ({"clip_norm": 1.0}, r"training\.clip_norm was None and is 1\.0 now"),
+            ({"scheduler": fm.SchedulerOf("StepLR", step_size=3)}, r"training\.scheduler was None and is 'StepLR"),
+            ({"threads": 2}, r"training\.threads was 1 and is 2 now"),
+            ({"algorithm": fm.ForkMerge(interval=3)}, r"algorithm\.interval was 4 and is 3 now"),
+            ({"algorithm": fm.SingleTask(interval=4)}, r"algorithm\.name was 'ForkMerge' and is 'SingleTask' now"),
+            ({"algorithm": fm.ForkMerge(interval=4, search=fm.Grid(7))}, r"algorithm\.search was None and is .*7"),
+            ({"problem": shared_problem(weights="sampling")}, r"problem\.weights was 'loss' and is 'sampling' now"),
+            ({"problem": shared_problem(Augmented(17))}, r"problem\.streams\.all\.examples was 16 and is 17 now"),
+            (
+                {"problem": in_sixes},
+                r"problem\.validation\.batch_size was \d+ and is 6 now",
+            ),
+            ({"net": plain_net}, r"model\.\w+ was"),
+            ({"net": lambda: seeded(frozen_net, 9)}, r"model\.fixed was '\w+' and is '\w+' now"),
+        ],
+    )
+    def test_a_run_that_was_started_differently_names_the_difference(
+        self, killed: Path, options: dict[str, Any], difference: str, monkeypatch: Any
+    ) -> None:
+        before = {path: path.read_bytes() for path in killed.rglob("*") if path.is_file()}
+        settings = {"algorithm": fm.ForkMerge(interval=4), "net": frozen_seeded, **options}
+        with (
+            counting_steps(monkeypatch) as trained,
+            pytest.raises(fm.StoreError, match="started differently") as caught,
+        ):
+            fit(folder=killed, resume=True, **settings)
+        assert trained == []
+        caught.match(difference)
+        assert {path: path.read_bytes() for path in killed.rglob("*") if path.is_file()} == before
+        assert status(killed) == "interrupted", "the lock is free again"
+
+    def test_a_run_begun_before_these_were_noted_goes_on(self, killed: Path) -> None:
+        config = json.loads((killed / "config.json").read_text())
+        assert config["training"].pop("statistics") == "all"
+        assert config["problem"]["validation"].pop("batch_size") > 0
+        (killed / "config.json").write_text(json.dumps(config))
+        assert fit(fm.ForkMerge(interval=4), net=frozen_seeded, folder=killed, resume=True).model is not None
+
+    def test_threads_stay_those_of_the_start_unless_asked_for(self, killed: Path, monkeypatch: Any) -> None:
+        monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+        run = fit(fm.ForkMerge(interval=4), net=frozen_seeded, folder=killed, resume=True, threads=None)
+        assert run.environment["threads"] == 1
+
+    def test_another_environment_warns_with_both_and_leaves_a_note(self, killed: Path) -> None:
+        config = json.loads((killed / "config.json").read_text())
+        config["environment"].update(torch="1.0.0", cpu="AVX9")
+        (killed / "config.json").write_text(json.dumps(config))
+        message = rf"resumed in another environment, the bits may differ: torch 1\.0\.0 → {torch.__version__}"
+        with pytest.warns(UserWarning, match=message.replace("+", r"\+")) as caught:
+            run = fit(fm.ForkMerge(interval=4), net=frozen_seeded, folder=killed, resume=True)
+        assert len(caught) == 1
+        assert str(caught[0].message) in run.notes
+        assert caught[0].filename == str(TESTS / "problems.py"), "it points at the call of fit"

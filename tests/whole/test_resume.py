@@ -11,13 +11,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import torch
-from torch import nn
 
 import forkmerge as fm
 from forkmerge.algorithms.run_record import Run
@@ -33,12 +30,12 @@ from problems import (
     counting_steps,
     facts,
     fit,
-    frozen_net,
     noisy_net,
     plain_net,
     same_bits,
     seeded,
     shared_problem,
+    stop_at,
 )
 
 # Everything that a checkpoint has to hold: snapshots, a floor, pruning, a refit, a schedule, a short last round.
@@ -111,19 +108,6 @@ def assert_as_if_undisturbed(run: Run, folder: Path, whole: Whole) -> None:
     assert found == expected
 
 
-def stop_at(count: int) -> Callable[[Any], None]:
-    """An observer that ends the process, as far as the library can tell, at the `count`-th event."""
-    seen = 0
-
-    def observe(event: Any) -> None:
-        nonlocal seen
-        seen += 1
-        if seen == count:
-            raise Stopped
-
-    return observe
-
-
 class BrokenDisk:
     """Ends the process in the `at`-th change of the disk: before it, in the middle of it, or after it."""
 
@@ -150,25 +134,25 @@ class BrokenDisk:
 
 
 class TestKills:
-    @pytest.mark.parametrize("draw", range(10))
-    def test_killed_at_a_random_event(self, draw: int, whole: Whole, tmp_path: Path) -> None:
-        at = random.Random(draw).randint(1, whole.events)
-        with pytest.raises(Stopped):
-            go(tmp_path / "run", observe=stop_at(at))
-        assert_as_if_undisturbed(go(tmp_path / "run", resume=True), tmp_path / "run", whole)
+    def test_killed_at_a_random_event(self, whole: Whole, tmp_path: Path) -> None:
+        for draw in range(10):
+            at, folder = random.Random(draw).randint(1, whole.events), tmp_path / str(draw)
+            with pytest.raises(Stopped):
+                go(folder, observe=stop_at(at))
+            assert_as_if_undisturbed(go(folder, resume=True), folder, whole)
 
-    @pytest.mark.parametrize("draw", range(10))
     def test_killed_at_a_random_change_of_the_disk(
-        self, draw: int, whole: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, whole: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Also inside a checkpoint write, and while the folder is made."""
-        pick = random.Random(100 + draw)
-        at, mode = pick.randint(1, whole.changes), pick.choice(["before", "torn", "after"])
-        with monkeypatch.context() as patch:
-            BrokenDisk(patch, at, mode)
-            with pytest.raises(Stopped):
-                go(tmp_path / "run")
-        assert_as_if_undisturbed(go(tmp_path / "run", resume=True), tmp_path / "run", whole)
+        for draw in range(10):
+            pick, folder = random.Random(100 + draw), tmp_path / str(draw)
+            at, mode = pick.randint(1, whole.changes), pick.choice(["before", "torn", "after"])
+            with monkeypatch.context() as patch:
+                BrokenDisk(patch, at, mode)
+                with pytest.raises(Stopped):
+                    go(folder)
+            assert_as_if_undisturbed(go(folder, resume=True), folder, whole)
 
     def test_killed_again_and_again(self, whole: Whole, tmp_path: Path) -> None:
         pick, kills = random.Random(7), 0
@@ -332,80 +316,6 @@ class TestFinishedRuns:
         assert same_bits(
             dict(sorted(bits(whole.run).items())), dict(sorted(load_file(whole.folder / "model.safetensors").items()))
         )
-
-
-class TestOtherOptions:
-    @pytest.fixture
-    def killed(self, tmp_path: Path) -> Path:
-        with pytest.raises(Stopped):
-            fit(fm.ForkMerge(interval=4), net=frozen_seeded, folder=tmp_path / "run", observe=stop_at(6))
-        return tmp_path / "run"
-
-    in_sixes = shared_problem(validation=replace(shared_problem().target_validation, batch_size=6))
-
-    @pytest.mark.parametrize(
-        ("options", "difference"),
-        [
-            ({"steps": 16}, r"training\.steps was 12 and is 16 now"),
-            ({"seed": 1}, r"training\.seed was 0 and is 1 now"),
-            ({"optimizer": ADAM}, r"training\.optimizer was 'SGD\(lr=0\.3.*' and is 'Adam\(lr=0\.01\)' now"),
-            ({"clip_norm": 1.0}, r"training\.clip_norm was None and is 1\.0 now"),
-            ({"scheduler": fm.SchedulerOf("StepLR", step_size=3)}, r"training\.scheduler was None and is 'StepLR"),
-            ({"threads": 2}, r"training\.threads was 1 and is 2 now"),
-            ({"algorithm": fm.ForkMerge(interval=3)}, r"algorithm\.interval was 4 and is 3 now"),
-            ({"algorithm": fm.SingleTask(interval=4)}, r"algorithm\.name was 'ForkMerge' and is 'SingleTask' now"),
-            ({"algorithm": fm.ForkMerge(interval=4, search=fm.Grid(7))}, r"algorithm\.search was None and is .*7"),
-            ({"problem": shared_problem(weights="sampling")}, r"problem\.weights was 'loss' and is 'sampling' now"),
-            ({"problem": shared_problem(Augmented(17))}, r"problem\.streams\.all\.examples was 16 and is 17 now"),
-            (
-                {"problem": in_sixes},
-                r"problem\.validation\.batch_size was \d+ and is 6 now",
-            ),
-            ({"net": plain_net}, r"model\.\w+ was"),
-            ({"net": lambda: seeded(frozen_net, 9)}, r"model\.fixed was '\w+' and is '\w+' now"),
-        ],
-    )
-    def test_a_run_that_was_started_differently_names_the_difference(
-        self, killed: Path, options: dict[str, Any], difference: str, monkeypatch: Any
-    ) -> None:
-        before = {path: path.read_bytes() for path in killed.rglob("*") if path.is_file()}
-        settings = {"algorithm": fm.ForkMerge(interval=4), "net": frozen_seeded, **options}
-        with (
-            counting_steps(monkeypatch) as trained,
-            pytest.raises(fm.StoreError, match="started differently") as caught,
-        ):
-            fit(folder=killed, resume=True, **settings)
-        assert trained == []
-        caught.match(difference)
-        assert {path: path.read_bytes() for path in killed.rglob("*") if path.is_file()} == before
-        assert status(killed) == "interrupted", "the lock is free again"
-
-    def test_a_run_begun_before_these_were_noted_goes_on(self, killed: Path) -> None:
-        config = json.loads((killed / "config.json").read_text())
-        assert config["training"].pop("statistics") == "all"
-        assert config["problem"]["validation"].pop("batch_size") > 0
-        (killed / "config.json").write_text(json.dumps(config))
-        assert fit(fm.ForkMerge(interval=4), net=frozen_seeded, folder=killed, resume=True).model is not None
-
-    def test_threads_stay_those_of_the_start_unless_asked_for(self, killed: Path, monkeypatch: Any) -> None:
-        monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
-        run = fit(fm.ForkMerge(interval=4), net=frozen_seeded, folder=killed, resume=True, threads=None)
-        assert run.environment["threads"] == 1
-
-    def test_another_environment_warns_with_both_and_leaves_a_note(self, killed: Path) -> None:
-        config = json.loads((killed / "config.json").read_text())
-        config["environment"].update(torch="1.0.0", cpu="AVX9")
-        (killed / "config.json").write_text(json.dumps(config))
-        message = rf"resumed in another environment, the bits may differ: torch 1\.0\.0 → {torch.__version__}"
-        with pytest.warns(UserWarning, match=message.replace("+", r"\+")) as caught:
-            run = fit(fm.ForkMerge(interval=4), net=frozen_seeded, folder=killed, resume=True)
-        assert len(caught) == 1
-        assert str(caught[0].message) in run.notes
-        assert caught[0].filename == str(TESTS / "problems.py"), "it points at the call of fit"
-
-
-def frozen_seeded() -> nn.Module:
-    return seeded(frozen_net)
 
 
 class TestFolders:

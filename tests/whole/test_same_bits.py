@@ -14,7 +14,7 @@ import forkmerge as fm
 from forkmerge.engine.training.branch import train_branch
 from forkmerge.engine.training.model_binding import ModelBinding
 from forkmerge.engine.training.state import State
-from problems import ADAM, Augmented, Stopped, facts, fit, noisy_net, same_bits, seeded, shared_problem
+from problems import ADAM, Augmented, Stopped, facts, fit, noisy_net, same_bits, seeded, shared_problem, stop_at
 
 SEED = 3
 
@@ -66,17 +66,9 @@ class TestTheSameRun:
 
     @pytest.mark.parametrize("at", [5, 14])  # test_resume.py goes through many more
     def test_killed_and_resumed_gives_the_same_bits(self, undisturbed: Any, at: int, tmp_path: Path) -> None:
-        count = 0
-
-        def stop(event: Any) -> None:
-            nonlocal count
-            count += 1
-            if count == at:
-                raise Stopped
-
         options: dict[str, Any] = {"steps": 15, "folder": tmp_path / "run"}
         with pytest.raises(Stopped):
-            fit(BUSY, busy_problem(), noisy_net, observe=stop, **options)
+            fit(BUSY, busy_problem(), noisy_net, observe=stop_at(at), **options)
         assert agrees(undisturbed, fit(BUSY, busy_problem(), noisy_net, resume=True, **options))
 
     def test_training_in_segments_of_any_length_is_training_at_once(self) -> None:
