@@ -45,9 +45,9 @@ class ASPP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the map of features."""
-        found = [branch(x) for branch in self.branches]
-        found.append(self.whole(x).expand(-1, -1, *x.shape[2:]))
-        features: Tensor = self.project(torch.cat(found, 1))
+        maps = [branch(x) for branch in self.branches]
+        maps.append(self.whole(x).expand(-1, -1, *x.shape[2:]))
+        features: Tensor = self.project(torch.cat(maps, 1))
         return features
 
 

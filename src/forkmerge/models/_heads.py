@@ -70,19 +70,19 @@ class Backbone(nn.Module):
         super().__init__()
         config: Any = getattr(model, "config", None)
         sizes = getattr(config, "hidden_sizes", None)
-        found = sizes[-1] if sizes else getattr(config, "hidden_size", None)
-        if not isinstance(found, int):
+        channels = sizes[-1] if sizes else getattr(config, "hidden_size", None)
+        if not isinstance(channels, int):
             raise ProblemError(
                 f"{type(model).__name__} has no config with hidden_size or hidden_sizes: pass a model of transformers, "
                 "or any module with Classifier(…, channels=…)."
             )
-        self.model, self.channels = model, found
+        self.model, self.channels = model, channels
 
     def forward(self, x: Tensor) -> Tensor:
         """Return features [n, channels]."""
-        found: Any = self.model(pixel_values=x)
-        pooled = getattr(found, "pooler_output", None)
-        features: Tensor = found.last_hidden_state if pooled is None else pooled
+        output: Any = self.model(pixel_values=x)
+        pooled = getattr(output, "pooler_output", None)
+        features: Tensor = output.last_hidden_state if pooled is None else pooled
         if pooled is None and features.dim() == 3:
             return features[:, 0]  # the class token
         return features.mean((2, 3)) if features.dim() == 4 and features.shape[2] > 1 else features.flatten(1)

@@ -90,14 +90,13 @@ class ESMM(nn.Module):
 
     def from_features(self, features: Tensor, tasks: Sequence[str] | None = None) -> dict[str, Tensor]:
         """Return the logits [n] of the tasks asked for, from the shared embedding."""
-        asked = list(tasks or self.heads)
-        found = {task: self.heads[task](features).squeeze(1) for task in asked}
+        logits = {task: self.heads[task](features).squeeze(1) for task in tasks or self.heads}
         if not self._entire_space:
-            return found
-        first = found.get(self._first)
+            return logits
+        first = logits.get(self._first)
         if first is None:
             first = self.heads[self._first](features).squeeze(1)
-        return {task: logit if task == self._first else _both(first, logit) for task, logit in found.items()}
+        return {task: logit if task == self._first else _both(first, logit) for task, logit in logits.items()}
 
 
 class MMoE(nn.Module):
@@ -141,21 +140,21 @@ class MMoE(nn.Module):
     ) -> dict[str, Tensor]:
         """Return the logits [n] of the tasks asked for."""
         features = self.encoder(categorical, numerical)
-        known = torch.stack([expert(features) for expert in self.experts], 1)
+        outputs = torch.stack([expert(features) for expert in self.experts], 1)
         result = {}
         for task in tasks or self.heads:
             shares = torch.softmax(self.gates[task](features), 1)
-            result[task] = self.heads[task]((shares[:, :, None] * known).sum(1)).squeeze(1)
+            result[task] = self.heads[task]((shares[:, :, None] * outputs).sum(1)).squeeze(1)
         return result
 
 
 def layers(inputs: int, widths: Sequence[int], dropout: float) -> nn.Sequential:
     """Return linear layers with normalisation, ReLU and dropout."""
-    made: list[nn.Module] = []
+    modules: list[nn.Module] = []
     for width in widths:
-        made += [nn.Linear(inputs, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Dropout(dropout)]
+        modules += [nn.Linear(inputs, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Dropout(dropout)]
         inputs = width
-    return nn.Sequential(*made)
+    return nn.Sequential(*modules)
 
 
 def tower(inputs: int, widths: Sequence[int], dropout: float) -> nn.Sequential:

@@ -104,13 +104,13 @@ class ResNet(nn.Module):
         before = self._dilation
         if used < stride:
             self._dilation *= stride
-        made: list[nn.Module] = []
+        modules: list[nn.Module] = []
         for index in range(blocks):
             # The convolution that would have had the stride still sees the map it saw before.
             dilations = (self._dilation if index else before, self._dilation)
-            made.append(block(self.channels, width, used if index == 0 else 1, dilations))
+            modules.append(block(self.channels, width, used if index == 0 else 1, dilations))
             self.channels = width * block.expansion
-        return nn.Sequential(*made)
+        return nn.Sequential(*modules)
 
     def stem(self, x: Tensor) -> Tensor:
         """Return what the first stage sees."""

@@ -60,13 +60,13 @@ class WithTeacher(nn.Module):
 
 def _without_parameters(model: nn.Module) -> nn.Module:
     """Turn every parameter into a buffer; tied ones stay tied."""
-    seen: dict[int, Tensor] = {}
+    buffers: dict[int, Tensor] = {}
     for module in model.modules():
         for name, parameter in list(module._parameters.items()):
             if parameter is None:
                 continue
             del module._parameters[name]
-            module.register_buffer(name, seen.setdefault(id(parameter), parameter.detach().clone()))
+            module.register_buffer(name, buffers.setdefault(id(parameter), parameter.detach().clone()))
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             module.momentum = 0.0  # its own forward passes move nothing
     return model

@@ -15,8 +15,8 @@ class _PatchEmbed(nn.Module):
         self.proj = nn.Conv2d(3, width, patch, patch)
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.proj(x)
-        return found.flatten(2).transpose(1, 2)
+        patches: Tensor = self.proj(x)
+        return patches.flatten(2).transpose(1, 2)
 
 
 class _Attention(nn.Module):

@@ -27,15 +27,15 @@ def read_weights(path: str | os.PathLike[str]) -> Weights:
         if file.suffix == ".safetensors":
             return safetensors.torch.load_file(file)
         # Hubs publish state dicts in this form; `weights_only` admits tensors and plain containers and runs no code.
-        found = torch.load(file, map_location="cpu", weights_only=True)  # noqa: TID251
+        content = torch.load(file, map_location="cpu", weights_only=True)  # noqa: TID251
     except Exception as error:
         raise ProblemError(f"{os.fspath(path)!r} holds no weights that can be read safely: {error}") from None
     for key in ("state_dict", "model"):
-        if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
-            found = found[key]
-    if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
+        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+            content = content[key]
+    if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
         raise ProblemError(f"{os.fspath(path)!r} is no state dict: expected a mapping of names to tensors.")
-    return {str(name): value for name, value in found.items()}
+    return {str(name): value for name, value in content.items()}
 
 
 def load_published(encoder: nn.Module, weights: Mapping[str, Tensor] | str | os.PathLike[str]) -> None:
@@ -48,8 +48,7 @@ def load_published(encoder: nn.Module, weights: Mapping[str, Tensor] | str | os.
         encoder: A `ResNet` or `ViT`.
         weights: A state dict, or the path of one.
     """
-    given = dict(weights) if isinstance(weights, Mapping) else read_weights(weights)
-    renamed = _renamed(given)
+    renamed = _renamed(dict(weights) if isinstance(weights, Mapping) else read_weights(weights))
     own = encoder.state_dict()
     missing = [name for name in own if name not in renamed and not name.endswith("num_batches_tracked")]
     extra = [name for name in renamed if name not in own and not name.startswith(_CLASSIFIERS)]

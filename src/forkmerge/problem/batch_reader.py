@@ -96,11 +96,11 @@ def _take(tensor: Tensor, indices: Tensor) -> Tensor:
 
 
 def _columns(readers: Sequence[Reader | None], keys: Sequence[str] | None = None) -> Reader | None:
-    found = [reader for reader in readers if reader is not None]
-    if len(found) < len(readers):
+    members = [reader for reader in readers if reader is not None]
+    if len(members) < len(readers):
         return None
-    reads = [reader.read for reader in found]
-    devices = frozenset().union(*(reader.devices for reader in found))
+    reads = [reader.read for reader in members]
+    devices = frozenset().union(*(reader.devices for reader in members))
     if keys is None:
         return Reader(lambda indices: [read(indices) for read in reads], devices)
     return Reader(lambda indices: {key: read(indices) for key, read in zip(keys, reads, strict=True)}, devices)
@@ -119,21 +119,21 @@ def _read_subset(subset: Subset[Any], inner: Reader, indices: Tensor) -> Any:
 
 
 def _concatenated(readers: Sequence[Reader | None], ends: Sequence[int]) -> Reader | None:
-    found = [reader for reader in readers if reader is not None]
-    if len(found) < len(readers):
+    members = [reader for reader in readers if reader is not None]
+    if len(members) < len(readers):
         return None
     starts, bounds = [0, *ends], torch.tensor(ends)
 
     def read(indices: Tensor) -> Any:
         member = torch.bucketize(indices, bounds, right=True)
-        places, parts = [], []
+        positions, parts = [], []
         for number in member.unique().tolist():
             (at,) = torch.where(member == number)
-            places.append(at)
-            parts.append(found[number].read(indices[at] - starts[number]))
-        return parts[0] if len(parts) == 1 else _joined(parts, torch.cat(places).argsort())
+            positions.append(at)
+            parts.append(members[number].read(indices[at] - starts[number]))
+        return parts[0] if len(parts) == 1 else _joined(parts, torch.cat(positions).argsort())
 
-    return Reader(read, frozenset().union(*(reader.devices for reader in found)))
+    return Reader(read, frozenset().union(*(reader.devices for reader in members)))
 
 
 def _joined(parts: list[Any], order: Tensor) -> Any:

@@ -26,8 +26,8 @@ def read_examples(source: Stream, indices: list[int], seed: int) -> Any:
     augmentations may draw from torch, numpy or `random` and give the same bits in any process.
     """
     examples = []
-    for place, index in enumerate(indices):
-        set_random_state(derive(seed, "example", place))
+    for position, index in enumerate(indices):
+        set_random_state(derive(seed, "example", position))
         examples.append(source.dataset[index])
     set_random_state(derive(seed, "collate"))
     return (source.collate_fn or default_collate)(examples)
@@ -114,8 +114,7 @@ def evaluation_batches(
 
 
 def _indices(name: str, stream: Stream, seed: int, position: int) -> torch.Tensor:
-    size = stream.size
-    return batch_indices(size, stream.batch_size, position, seed, name)
+    return batch_indices(stream.size, stream.batch_size, position, seed, name)
 
 
 def _read_whole(

@@ -16,25 +16,25 @@ def add_exactly(parts: Iterable[float], values: Iterable[float]) -> list[float]:
         >>> add_exactly([1e16], [1.0, -1e16])
         [1.0]
     """
-    rest, kept = [*parts, *values], []
+    rest, total = [*parts, *values], []
     if not all(map(math.isfinite, rest)):
         return [sum(rest)]
     # What is left after the largest part is taken away is found exactly again, until nothing is left.
     while part := rounded(rest):
-        kept.append(part)
+        total.append(part)
         if not math.isfinite(part):
             break
         rest.append(-part)
-    return kept or [0.0]
+    return total or [0.0]
 
 
 def rounded(parts: Iterable[float]) -> float:
     """Return a sum rounded once; infinite where it is too large."""
-    held = list(parts)
+    numbers = list(parts)
     try:
-        return math.fsum(held) if all(map(math.isfinite, held)) else sum(held)
+        return math.fsum(numbers) if all(map(math.isfinite, numbers)) else sum(numbers)
     except OverflowError:
-        return sum(held)
+        return sum(numbers)
 
 
 def sum_of_parts(values: Iterable[float]) -> Callable[[Iterable[float]], float]:

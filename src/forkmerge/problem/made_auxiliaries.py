@@ -94,12 +94,12 @@ class MergedLosses:
 
     def __call__(self, model: nn.Module, batch: Any, tasks: Sequence[str], context: Context) -> dict[str, Tensor]:
         """Ask the stream for the tasks behind the names, and sum those that are one."""
-        asked = [task for task in tasks if task != self.name]
+        names = [task for task in tasks if task != self.name]
         if self.name in tasks:
-            asked += [task for task, share in self.shares.items() if share > 0]
-        found = self.losses(model, batch, asked, context)
+            names += [task for task, share in self.shares.items() if share > 0]
+        losses = self.losses(model, batch, names, context)
         result: dict[str, Tensor] = {}
-        for task, loss in found.items():
+        for task, loss in losses.items():
             if loss is None:
                 continue
             if task not in self.shares:

@@ -131,8 +131,8 @@ def _errors(predictions: Tensor, targets: Tensor) -> Tensor:
 def _doubt(predictions: Tensor, targets: Tensor) -> Tensor:
     """1 − the target's probability; a target that is no class has none."""
     is_class = (targets >= 0) & (targets < predictions.shape[-1])
-    place = torch.where(is_class, targets, 0).unsqueeze(-1)
-    return _per_example(1 - torch.where(is_class, predictions.softmax(-1).gather(-1, place).squeeze(-1), 0.0))
+    position = torch.where(is_class, targets, 0).unsqueeze(-1)
+    return _per_example(1 - torch.where(is_class, predictions.softmax(-1).gather(-1, position).squeeze(-1), 0.0))
 
 
 def _surprise(predictions: Tensor, targets: Tensor) -> Tensor:
@@ -145,11 +145,10 @@ def _labelled(targets: Tensor) -> Tensor:
 
 def _distance(predictions: Tensor, targets: Tensor) -> Tensor:
     _check_shapes("absolute_error", predictions, targets, "predictions")
-    known = ~targets.isnan()
-    return _per_example(torch.where(known, (predictions.double() - targets.double()).abs(), 0.0))
+    return _per_example(torch.where(targets.isnan(), 0.0, (predictions.double() - targets.double()).abs()))
 
 
-def _known(targets: Tensor) -> Tensor:
+def _known_elements(targets: Tensor) -> Tensor:
     return _per_example(~targets.isnan())
 
 
@@ -161,10 +160,10 @@ def _per_example(values: Tensor) -> Tensor:
     return values.double() if values.dim() == 1 else values.flatten(1).sum(1, dtype=torch.float64)
 
 
-def _check_shapes(name: str, found: Tensor, targets: Any, what: str) -> None:
-    if not isinstance(targets, Tensor) or found.shape != targets.shape:
+def _check_shapes(name: str, predictions: Tensor, targets: Any, what: str) -> None:
+    if not isinstance(targets, Tensor) or predictions.shape != targets.shape:
         got = tuple(targets.shape) if isinstance(targets, Tensor) else type(targets).__name__
-        raise ProblemError(f"{name} needs targets of the shape of {what}, {tuple(found.shape)}, got {got}.")
+        raise ProblemError(f"{name} needs targets of the shape of {what}, {tuple(predictions.shape)}, got {got}.")
 
 
 accuracy = MeanCost(_errors, _elements, complement=True, hardness=_doubt, name="accuracy")
@@ -173,7 +172,7 @@ accuracy = MeanCost(_errors, _elements, complement=True, hardness=_doubt, name="
 nll = MeanCost(_surprise, _labelled, name="nll")
 """Mean cross-entropy of logits [n, classes, …] against classes [n, …]; targets of −100 do not count."""
 
-absolute_error = MeanCost(_distance, _known, name="absolute_error")
+absolute_error = MeanCost(_distance, _known_elements, name="absolute_error")
 """Mean absolute difference between predictions and targets; targets of NaN do not count."""
 
 

@@ -54,7 +54,7 @@ def measure(
             pass  # the metrics take all predictions at once, like any function
     device = device_of(model)
     running = {name: metric for name, metric in evaluation.metrics.items() if isinstance(metric, Metric)}
-    kept: list[tuple[Any, Any]] = []
+    outputs: list[tuple[Any, Any]] = []
     needs_all = len(running) < len(evaluation.metrics)
     for name, metric in running.items():
         metric.reset()
@@ -67,8 +67,8 @@ def measure(
             for metric in running.values():
                 metric.update(predictions, targets)
             if needs_all:
-                kept.append((predictions, targets))
-        whole = _concatenate([p for p, _ in kept]), _concatenate([t for _, t in kept])
+                outputs.append((predictions, targets))
+        whole = _concatenate([p for p, _ in outputs]), _concatenate([t for _, t in outputs])
         values = {
             name: _number(name, running[name].compute() if name in running else metric(*whole))
             for name, metric in evaluation.metrics.items()

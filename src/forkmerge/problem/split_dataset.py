@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from forkmerge.errors import ProblemError
@@ -22,11 +23,14 @@ def part(dataset: Dataset[Any]) -> tuple[Dataset[Any], Dataset[Any]]:
     """Return two thirds of a data set, and the rest; the same examples every time."""
     order = torch.randperm(size_of(dataset), generator=torch.Generator().manual_seed(0))
     parts = order[len(order) // 3 :].sort().values, order[: len(order) // 3].sort().values
-    if type(dataset) is TensorDataset:
-        kept, held = (TensorDataset(*(column[rows] for column in dataset.tensors)) for rows in parts)
-        return kept, held
-    first, second = (Subset(dataset, rows.tolist()) for rows in parts)
+    first, second = (_rows_of(dataset, rows) for rows in parts)
     return first, second
+
+
+def _rows_of(dataset: Dataset[Any], rows: Tensor) -> Dataset[Any]:
+    if type(dataset) is TensorDataset:
+        return TensorDataset(*(column[rows] for column in dataset.tensors))
+    return Subset(dataset, rows.tolist())
 
 
 def join(first: Dataset[Any], second: Dataset[Any]) -> Dataset[Any]:
