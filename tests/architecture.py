@@ -54,7 +54,7 @@ QUESTIONS: tuple[tuple[str, str], ...] = (
     ("Confidence intervals over seeds: where are the formulas?", "experiments/paired_statistics"),
     ("One of the copies became NaN. Who leaves it out?", "algorithms/faulty_branches"),
     ("The chosen mixture is trained again with all labels: where?", "algorithms/refit"),
-    ("I keep my for-loop and my optimizer. What do I call?", "algorithms/own_loop"),
+    ("I write my training by hand, in plain PyTorch. What splits my model in two?", "algorithms/own_loop/fork"),
     ("What happens to Adam's moments once all continue from the same weights?", "engine/merging/synchronise"),
     ("Who decides on which GPU a worker computes?", "engine/executors/devices"),
     ("The GPU waits for data: what reads ahead?", "problem/prefetch"),

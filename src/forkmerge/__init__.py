@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from forkmerge.algorithms.fit import Algorithm
     from forkmerge.algorithms.forkmerge import ForkMerge, Joint, SingleTask
     from forkmerge.algorithms.mixtures import Given, Groups, Mixed, Mixtures, NestedTopK, PerAuxiliary
-    from forkmerge.algorithms.own_loop import Fork, fork
+    from forkmerge.algorithms.own_loop.fork import Fork, fork
     from forkmerge.algorithms.post_train import PostTrain
     from forkmerge.algorithms.run_record import Run
     from forkmerge.algorithms.weight_grid import WeightGrid, pareto_front
@@ -35,7 +35,7 @@ _PUBLIC = {
     "algorithms.fit": ("Algorithm",),
     "algorithms.forkmerge": ("ForkMerge", "Joint", "SingleTask"),
     "algorithms.mixtures": ("Given", "Groups", "Mixed", "Mixtures", "NestedTopK", "PerAuxiliary"),
-    "algorithms.own_loop": ("Fork", "fork"),
+    "algorithms.own_loop.fork": ("Fork", "fork"),
     "algorithms.post_train": ("PostTrain",),
     "algorithms.run_record": ("Run",),
     "algorithms.weight_grid": ("WeightGrid", "pareto_front"),

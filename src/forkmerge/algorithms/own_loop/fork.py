@@ -1,4 +1,4 @@
-"""ForkMerge in your own training loop: any model, any optimizer, any score, no `Problem`."""
+"""`fork`: branches of a model that your own loop trains, and `merge`, which brings them together again."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from forkmerge.algorithms.copy_training import copy_training
 from forkmerge.algorithms.faulty_branches import find_faulty
-from forkmerge.algorithms.paired_loader import paired_batches
+from forkmerge.algorithms.own_loop.copy_training import copy_training
+from forkmerge.algorithms.own_loop.paired_loader import paired_batches
 from forkmerge.engine.merging.arithmetic import Coefficients
 from forkmerge.engine.merging.blend import Blender
 from forkmerge.engine.merging.find_merge import MergeProblem, find_merge
