@@ -1,0 +1,69 @@
+"""Nash-MTL as the original computes it, against its inner problem given to a general solver."""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.optimize import minimize
+
+from forkmerge.methods.solvers import (
+    nash,
+    nash_truncated,
+)
+from gramians import make_rng, regular_gradients
+
+
+def _convex_concave(gramian: np.ndarray, previous: np.ndarray) -> np.ndarray:
+    """One iteration of Nash-MTL's original, its inner problem given to SLSQP as it stands in the paper."""
+    costs = gramian.sum(axis=0) + 1 / previous + gramian @ (1 / (gramian @ previous))
+    scale = costs @ previous
+    feasible = 2 * nash(gramian)
+    constraint = {
+        "type": "ineq",
+        "fun": lambda a: np.log(np.maximum(a, 1e-9)) + np.log(np.maximum(gramian @ a, 1e-9)),
+        "jac": lambda a: np.diag(1 / a) + gramian / (gramian @ a)[:, None],
+    }
+    return minimize(
+        lambda a: costs @ a / scale,
+        feasible,
+        jac=lambda a: costs / scale,
+        bounds=[(1e-6, None)] * len(costs),
+        constraints=[constraint],
+        method="SLSQP",
+        options={"ftol": 1e-14, "maxiter": 500},
+    ).x
+
+
+def test_truncated_nash_takes_the_steps_of_the_convex_concave_iteration():
+    different = 0
+    for case in range(60):
+        rng = make_rng(case)
+        gradients = 0.1 * (rng.standard_normal((3, 5)) + rng.standard_normal(5))
+        gramian = gradients @ gradients.T
+        previous = nash(gramian) * 10 ** rng.uniform(-2, 2, 3)
+        if (gramian @ previous).min() <= 0:
+            continue
+        once = nash_truncated(gramian, previous, iterations=1)
+        np.testing.assert_allclose(once, _convex_concave(gramian, previous), rtol=1e-5)
+        different += bool(np.abs(once / nash(gramian) - 1).max() > 1e-3)
+        twice = nash_truncated(gramian, previous, iterations=2)
+        np.testing.assert_allclose(twice, nash_truncated(gramian, once, iterations=1), rtol=1e-5)
+    assert different > 3  # otherwise this only tested the exact solution
+
+
+def test_truncated_nash_stays_at_the_exact_solution():
+    for case in range(20):
+        rng = make_rng(case)
+        gradients = regular_gradients(rng, 4)
+        powers = rng.uniform(0.3, 2, 4)
+        gramian = gradients @ gradients.T
+        exact = nash(gramian, powers)
+        np.testing.assert_allclose(nash_truncated(gramian, exact * 1.05, powers=powers), exact, rtol=1e-6)
+
+
+def test_truncated_nash_keeps_its_weights_where_no_step_exists():
+    previous = np.array([0.5, 2.0])
+    np.testing.assert_allclose(nash_truncated([[1.0, -1.0], [-1.0, 1.0]], previous), previous, rtol=1e-15)
+    np.testing.assert_allclose(nash_truncated([[1.0, -1.0], [-1.0, 1.0]]), np.ones(2), rtol=1e-15)
+    outside = np.array([1.0, 0.45])  # (Ga)_2 < 0, and the linearised cost falls without bound
+    np.testing.assert_allclose(nash_truncated([[1.0, -0.5], [-0.5, 1.0]], outside), outside, rtol=1e-15)
+    assert nash_truncated([[1.0, 0.0], [0.0, 4.0]], [0.0, 1.0]).tolist() == nash([[1.0, 0.0], [0.0, 4.0]]).tolist()
