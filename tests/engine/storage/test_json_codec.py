@@ -6,7 +6,6 @@ import enum
 import json
 import struct
 from collections import Counter, OrderedDict, defaultdict, namedtuple
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,45 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from forkmerge.engine.storage import atomic_files, json_codec
-from forkmerge.engine.storage.atomic_files import Damage, read_tensors, unseal, write_tensors
-from forkmerge.engine.storage.json_codec import JSON, pack, plain, seal, unpack
+from forkmerge.engine.storage import json_codec
+from forkmerge.engine.storage.json_codec import pack, plain, unpack
 from forkmerge.errors import StoreError
-
-DTYPES = [
-    torch.float64,
-    torch.float32,
-    torch.float16,
-    torch.bfloat16,
-    torch.int64,
-    torch.int32,
-    torch.int16,
-    torch.int8,
-    torch.uint8,
-    torch.bool,
-    torch.complex64,
-    torch.complex128,
-    torch.float8_e4m3fn,
-]
-
-
-def bits(tensor: Tensor) -> bytes:
-    return bytes(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
-
-
-def identical(left: Any, right: Any) -> bool:
-    """Equality of types, key order and every bit, NaN included."""
-    if type(left) is not type(right):
-        return False
-    if isinstance(left, Tensor):
-        return left.dtype == right.dtype and left.shape == right.shape and bits(left) == bits(right)
-    if isinstance(left, float):
-        return struct.pack(">d", left) == struct.pack(">d", right)
-    if isinstance(left, dict):
-        return identical(list(left.items()), list(right.items()))
-    if isinstance(left, (list, tuple)):
-        return len(left) == len(right) and all(map(identical, left, right))
-    return bool(left == right)
+from tensor_bits import DTYPES, identical, make_tensor
 
 
 def round_trip(value: Any) -> Any:
@@ -67,24 +31,28 @@ def round_trip(value: Any) -> Any:
     return unpack(json.loads(json_codec.encode(data), parse_constant=refuse), tensors)
 
 
-def make_tensor(dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    size = torch.Size(shape).numel() * dtype.itemsize
-    raw = torch.arange(size, dtype=torch.int64).mul(37).add(11).to(torch.uint8)
-    if dtype is torch.bool:
-        raw = raw % 2
-    return raw.view(dtype).reshape(shape)
-
-
 tensors = st.builds(make_tensor, st.sampled_from(DTYPES), st.sampled_from([(), (0,), (3,), (2, 0), (2, 3)]))
+
+
 any_float = st.integers(0, 2**64 - 1).map(lambda word: struct.unpack(">d", word.to_bytes(8, "big"))[0])
+
+
 any_text = st.text(st.characters(exclude_categories=())) | st.sampled_from(["$", "v", "\ud83d\ude00", ""])
+
+
 hashable = st.recursive(
     st.none() | st.booleans() | st.integers() | any_float | any_text | st.sampled_from(DTYPES),
     lambda inner: st.tuples(inner, inner),
     max_leaves=3,
 )
+
+
 devices = st.sampled_from(["cpu", "cuda", "cuda:1", "meta"]).map(torch.device)
+
+
 huge = st.integers(-(10**6000), 10**6000)
+
+
 values = st.recursive(
     hashable | tensors | devices | st.floats() | huge,
     lambda inner: (
@@ -266,80 +234,3 @@ def test_plain_is_strict_json_with_null_for_what_is_not_finite() -> None:
 def test_plain_names_what_cannot_be_recorded(value: Any, message: str) -> None:
     with pytest.raises(StoreError, match=message):
         plain(value)
-
-
-def test_a_sealed_file_notices_a_flipped_bit_in_any_byte(tmp_path: Path) -> None:
-    content: dict[str, JSON] = {"format": 1, "files": {"a": {"bytes": 20}}}
-    path = tmp_path / "manifest.json"
-    text = seal(content)
-    path.write_bytes(text)
-    assert unseal(path) == content
-    for position in range(len(text)):
-        for flip in (1, 32):  # the neighbouring digit; the other case of a letter
-            changed = bytearray(text)
-            changed[position] ^= flip
-            path.write_bytes(changed)
-            with pytest.raises(Damage, match=r"manifest\.json: "):
-                unseal(path)
-
-
-@pytest.mark.parametrize("dtype", [d for d in DTYPES if d is not torch.complex128], ids=str)
-def test_a_tensor_file_keeps_every_dtype_and_shape(tmp_path: Path, dtype: torch.dtype) -> None:
-    written = {str(shape): make_tensor(dtype, shape) for shape in [(), (0,), (2, 0), (5,), (2, 3)]}
-    write_tensors(tmp_path / "t.safetensors", written)
-    read = read_tensors(tmp_path / "t.safetensors")
-    assert identical(dict(sorted(read.items())), dict(sorted(written.items())))
-
-
-def test_a_tensor_file_keeps_views_that_overlap_or_are_lazy(tmp_path: Path) -> None:
-    row, pairs = torch.arange(12.0), torch.view_as_complex(torch.arange(8.0).reshape(4, 2))
-    written = {
-        "row": row,
-        "row again": row,
-        "inside": row[3:7],
-        "across": row[5:9],
-        "column": row.view(3, 4)[:, 1],
-        "transposed": row.view(3, 4).T,
-        "spread": row[:1].expand(5),
-        "empty inside": row[4:4],
-        "conjugate": pairs.conj(),
-        "imaginary": pairs.conj().imag,
-        "negative": torch._neg_view(torch.arange(3.0)),
-        "channels last": torch.arange(16.0).reshape(1, 2, 2, 4).to(memory_format=torch.channels_last),
-    }
-    write_tensors(tmp_path / "t.safetensors", written)
-    read = read_tensors(tmp_path / "t.safetensors")
-    assert read.keys() == written.keys()
-    for name, tensor in written.items():
-        assert torch.equal(read[name], tensor), name
-
-
-def test_neighbouring_views_of_one_row_are_written_without_a_copy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    row, given = torch.arange(12.0), {}
-    monkeypatch.setattr(atomic_files, "_save_tensors", lambda path, tensors: (given.update(tensors), path.touch()))
-    write_tensors(tmp_path / "t.safetensors", {"a": row[:4], "b": row[4:9], "c": row[9:]})
-    offsets = {name: part.data_ptr() - row.data_ptr() for name, part in given.items()}
-    assert offsets == {"a": 0, "b": 16, "c": 36}
-
-
-@pytest.mark.parametrize("tensor", [torch.eye(2).to_sparse(), torch.zeros(1, dtype=torch.complex128)])
-def test_a_tensor_the_format_cannot_hold_is_a_store_error(tmp_path: Path, tensor: Tensor) -> None:
-    with pytest.raises(StoreError, match=r"t\.safetensors cannot hold these tensors"):
-        write_tensors(tmp_path / "t.safetensors", {"x": tensor})
-
-
-def test_a_tensor_that_was_read_does_not_depend_on_its_file(tmp_path: Path) -> None:
-    path = tmp_path / "t.safetensors"
-    write_tensors(path, {"x": torch.arange(1000.0)})
-    read = read_tensors(path)["x"]
-    path.write_bytes(b"\0" * path.stat().st_size)
-    assert torch.equal(read, torch.arange(1000.0))
-
-
-def test_a_pickle_in_place_of_tensors_is_damage(tmp_path: Path) -> None:
-    path = tmp_path / "t.safetensors"
-    torch.save({"x": torch.zeros(2)}, path)
-    with pytest.raises(Damage, match=r"t\.safetensors: "):
-        read_tensors(path)

@@ -9,125 +9,20 @@ import os
 import pickle
 import random
 import shutil
-import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from disk_faults import Faults, Killed, each_fault
 from forkmerge.engine.storage import atomic_files, json_codec
-from forkmerge.engine.storage.run_folder import NoStore, RunFolder, list_runs, status, write_atomically
+from forkmerge.engine.storage.run_folder import NoStore, RunFolder, list_runs, status
 from forkmerge.errors import StoreError
+from run_folders import CONFIG, advance, lines, make_run, names, same, state
 
 STATE_FILES = ["state.safetensors", "state.json", "manifest.json"]
-CONFIG = {"steps": 10, "betas": (0.9, 0.999), "clip": float("inf")}
-
-
-def state(step: int) -> dict[Any, Any]:
-    row = torch.arange(12.0) * step
-    return {
-        "step": step,
-        "row": row,
-        "view": row[2:5],
-        "half": torch.full((3,), step, dtype=torch.bfloat16),
-        "scores": [float("nan"), 0.1 * step],
-        7: (torch.tensor(step), torch.zeros(0)),
-    }
-
-
-def same(left: Any, right: Any) -> bool:
-    """Equal text and equal tensor bits."""
-    (text, tensors), (other_text, other_tensors) = json_codec.pack(left), json_codec.pack(right)
-    return text == other_text and all(
-        tensor.dtype == other_tensors[name].dtype and torch.equal(tensor, other_tensors[name])
-        for name, tensor in tensors.items()
-    )
-
-
-def lines(until: int) -> list[dict[str, int]]:
-    return [{"step": step} for step in range(1, until + 1)]
-
-
-def advance(folder: RunFolder, step: int) -> None:
-    """One step of a make-believe run: a line of the record and a checkpoint."""
-    folder.record({"step": step})
-    folder.save(state(step), step)
-
-
-def make_run(path: Path, steps: int) -> Path:
-    with RunFolder.create(path, CONFIG) as folder:
-        for step in range(1, steps + 1):
-            advance(folder, step)
-        folder.record({"step": steps + 1})
-    return path
-
-
-def names(path: Path) -> set[str]:
-    return {str(item.relative_to(path)) for item in path.rglob("*")}
-
-
-class Killed(BaseException):
-    """Stands for SIGKILL: no handler of the library may catch it."""
-
-
-class Faults:
-    """Counts the changes of the disk and breaks the `at`-th of them."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.at, self.count, self.mode = -1, 0, "before"
-        self.error: BaseException = Killed()
-        for name in ("write", "_save_tensors", "_fsync", "_rename"):
-            monkeypatch.setattr(atomic_files, name, self._wrapped(name, getattr(atomic_files, name)))
-
-    def arm(self, at: int, mode: str, error: BaseException) -> None:
-        self.at, self.count, self.mode, self.error = at, 0, mode, error
-
-    def disarm(self) -> None:
-        self.at = -1
-
-    def _wrapped(self, name: str, real: Callable[..., None]) -> Callable[..., None]:
-        def call(first: Any, *rest: Any) -> None:
-            self.count += 1
-            if self.count != self.at:
-                return real(first, *rest)
-            if self.mode == "torn" and name == "write":
-                real(first, rest[0][: len(rest[0]) // 2])
-            elif self.mode == "after" or (self.mode == "torn" and name == "_save_tensors"):
-                real(first, *rest)
-                if self.mode == "torn":
-                    os.truncate(first, os.path.getsize(first) // 2)
-            raise self.error
-
-        return call
-
-
-@pytest.fixture
-def faults(monkeypatch: pytest.MonkeyPatch) -> Faults:
-    return Faults(monkeypatch)
-
-
-def each_fault(faults: Faults, error: BaseException, action: Callable[[], None]) -> Iterator[int]:
-    """Repeat `action`, breaking its first, second, … change of the disk until one run through is unbroken."""
-    for at in range(1, 100):
-        faults.arm(at, faults.mode, error)
-        try:
-            action()
-        except (Killed, StoreError):
-            faults.disarm()
-            yield at
-        else:
-            assert at > 4, "the faults were never reached"
-            return
-
-
-@pytest.fixture(autouse=True)
-def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No power cut happens here, so waiting for the disk would only cost time; its order has its own test."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 def abandon(folder: RunFolder) -> None:
@@ -226,14 +121,14 @@ def test_a_kill_at_any_moment_of_a_save_leaves_the_old_or_the_new_checkpoint(
         live[-1].record({"step": 4})
         live[-1].save(state(5), index)
 
-    found = []
+    steps = []
     for at in each_fault(faults, Killed(), step):
         abandon(live[-1])
         before = names(run)
         with RunFolder.open(run) as folder:
             value = folder.load()
             assert value is not None, at
-            found.append(value["step"])
+            steps.append(value["step"])
             cut = {2: 2, 3: 3, 5: 5}[value["step"]]
             expected = lines(cut) if cut < 5 else [*lines(4), {"step": 4}]
             assert list(folder.records()) == expected, at
@@ -245,8 +140,8 @@ def test_a_kill_at_any_moment_of_a_save_leaves_the_old_or_the_new_checkpoint(
             advance(folder, 6)
             assert same(folder.load(), state(6)), at
     live[-1].close()
-    assert set(found) == ({2, 3, 5} if index == 3 else {3, 5})
-    assert found == sorted(found, key=lambda step: {3: 0, 2: 1, 5: 2}[step])
+    assert set(steps) == ({2, 3, 5} if index == 3 else {3, 5})
+    assert steps == sorted(steps, key=lambda step: {3: 0, 2: 1, 5: 2}[step])
 
 
 @pytest.mark.parametrize("mode", ["before", "torn"])
@@ -283,10 +178,10 @@ def test_a_kill_at_any_moment_of_the_end_leaves_a_finished_or_an_interrupted_run
         live.append(RunFolder.open(run))
         live[-1].finish({"score": 0.2}, {"w": torch.ones(3)})
 
-    found = set()
+    states = set()
     for at in each_fault(faults, Killed(), end):
         abandon(live[-1])
-        found.add(status(run))
+        states.add(status(run))
         with RunFolder.open(run) as folder:
             result = folder.result()
             if result is None:
@@ -297,7 +192,7 @@ def test_a_kill_at_any_moment_of_the_end_leaves_a_finished_or_an_interrupted_run
             folder.finish({"score": 0.3}, {"w": torch.ones(1)})
         assert status(run) == "finished"
     live[-1].close()
-    assert found == {"interrupted", "finished"}
+    assert states == {"interrupted", "finished"}
 
 
 @pytest.mark.parametrize("mode", ["before", "torn", "after"])
@@ -564,67 +459,6 @@ def test_nothing_is_unpickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         assert torch.equal(folder.model_tensors()["w"], torch.ones(3))
 
 
-RUNNING = """
-import itertools, sys, torch
-from forkmerge.engine.storage.run_folder import RunFolder
-with RunFolder.create(sys.argv[1], {}) as folder:
-    for step in itertools.count(1):
-        folder.record({"step": step})
-        folder.save({"step": step, "row": torch.full((50_000,), float(step))}, step)
-        if step == 3:
-            print("ready", flush=True)
-"""
-
-
-def test_a_running_run_is_locked_until_it_is_killed_and_then_continues(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    process = subprocess.Popen(
-        [sys.executable, "-c", RUNNING, str(run)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        stdout=subprocess.PIPE,
-    )
-    with process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == b"ready\n"
-            assert status(run) == "running"
-            with pytest.raises(StoreError, match="already running in another process"):
-                RunFolder.open(run)
-            with RunFolder.open(run, lock=False) as folder:
-                value = folder.load()
-                assert value is not None
-                assert value["row"].eq(value["step"]).all()
-        finally:
-            process.send_signal(signal.SIGKILL)
-    assert status(run) == "interrupted"
-    with RunFolder.open(run) as folder:
-        assert status(run) == "running"
-        value = folder.load()
-        assert value is not None
-        assert value["row"].eq(value["step"]).all()
-        assert list(folder.records()) == lines(value["step"])
-        assert folder.warnings == []
-    assert status(run) == "interrupted"
-
-
-def test_the_lock_also_holds_inside_one_process_and_is_released_by_close(tmp_path: Path) -> None:
-    folder = RunFolder.create(tmp_path / "run", {})
-    with pytest.raises(StoreError, match="already running"):
-        RunFolder.open(tmp_path / "run")
-    folder.close()
-    folder.close()
-    RunFolder.open(tmp_path / "run").close()
-
-
-def test_close_releases_the_lock_even_if_a_forked_worker_holds_a_copy_of_it(tmp_path: Path) -> None:
-    folder = RunFolder.create(tmp_path / "run", {})
-    assert folder._lock is not None
-    copy = os.dup(folder._lock.fileno())
-    folder.close()
-    RunFolder.open(tmp_path / "run").close()
-    os.close(copy)
-
-
 def test_asking_for_the_status_does_not_keep_a_run_from_starting(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", 1)
     (run / "lock").unlink()
@@ -643,19 +477,6 @@ def test_runs_are_listed_directly_and_one_level_below(tmp_path: Path) -> None:
     assert list_runs(tmp_path) == expected
     assert list_runs(expected[0]) == expected[:1]
     assert list_runs(tmp_path / "absent") == []
-
-
-def test_write_atomically_replaces_all_or_nothing(tmp_path: Path, faults: Faults) -> None:
-    path = tmp_path / "file"
-    write_atomically(path, b"old")
-    faults.arm(1, "torn", Killed())
-    with pytest.raises(Killed):
-        write_atomically(path, b"newer")
-    assert path.read_bytes() == b"old"
-    faults.disarm()
-    write_atomically(path, b"newer")
-    assert path.read_bytes() == b"newer"
-    assert names(tmp_path) == {"file"}
 
 
 def test_no_store_has_every_method_of_a_run_folder_and_keeps_nothing() -> None:

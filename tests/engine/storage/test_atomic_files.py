@@ -1,0 +1,261 @@
+"""Files that are written all or not at all, and verified when read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+
+from disk_faults import Faults, Killed
+from forkmerge.engine.storage import atomic_files
+from forkmerge.engine.storage.atomic_files import Damage, read_tensors, unseal, write_tensors
+from forkmerge.engine.storage.json_codec import JSON, seal
+from forkmerge.engine.storage.run_folder import write_atomically
+from forkmerge.errors import StoreError
+from run_folders import names
+from tensor_bits import DTYPES, identical, make_tensor
+
+
+def test_write_atomically_replaces_all_or_nothing(tmp_path: Path, faults: Faults) -> None:
+    path = tmp_path / "file"
+    write_atomically(path, b"old")
+    faults.arm(1, "torn", Killed())
+    with pytest.raises(Killed):
+        write_atomically(path, b"newer")
+    assert path.read_bytes() == b"old"
+    faults.disarm()
+    write_atomically(path, b"newer")
+    assert path.read_bytes() == b"newer"
+    assert names(tmp_path) == {"file"}
+
+
+def test_a_sealed_file_notices_a_flipped_bit_in_any_byte(tmp_path: Path) -> None:
+    content: dict[str, JSON] = {"format": 1, "files": {"a": {"bytes": 20}}}
+    path = tmp_path / "manifest.json"
+    text = seal(content)
+    path.write_bytes(text)
+    assert unseal(path) == content
+    for position in range(len(text)):
+        for flip in (1, 32):  # the neighbouring digit; the other case of a letter
+            changed = bytearray(text)
+            changed[position] ^= flip
+            path.write_bytes(changed)
+            with pytest.raises(Damage, match=r"manifest\.json: "):
+                unseal(path)
+
+
+def test_a_tensor_file_keeps_every_dtype_and_shape(tmp_path: Path) -> None:
+    for dtype in (*DTYPES, torch.float8_e5m2, torch.uint16, torch.uint32, torch.uint64):
+        if dtype is torch.complex128:  # the format does not have it; `pack` takes it apart
+            continue
+        written = {str(shape): make_tensor(dtype, shape) for shape in [(), (0,), (2, 0), (5,), (2, 3)]}
+        write_tensors(tmp_path / "t.safetensors", written)
+        read = read_tensors(tmp_path / "t.safetensors")
+        assert identical(dict(sorted(read.items())), dict(sorted(written.items()))), dtype
+
+
+def test_a_tensor_file_is_what_the_safetensors_library_reads_and_every_tensor_in_it_is_aligned(tmp_path: Path) -> None:
+    path = tmp_path / "t.safetensors"
+    written = {f"{n} {dtype}": make_tensor(dtype, (n,)) for n in (1, 3) for dtype in (torch.int8, torch.float64)}
+    written["half"] = make_tensor(torch.float16, (5,))
+    write_tensors(path, written)
+    assert identical(dict(sorted(load_file(path).items())), dict(sorted(written.items())))
+    with safe_open(path, framework="pt") as file:
+        assert file.metadata() == {"format": "pt"}
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    assert length % 8 == 0
+    header = json.loads(data[8 : 8 + length])
+    assert data[8 : 8 + length].rstrip(b" ").decode() == json.dumps(header, separators=(",", ":"))
+    for name, tensor in written.items():
+        start, end = header[name]["data_offsets"]
+        assert start % tensor.itemsize == 0, name
+        assert end - start == tensor.nbytes
+
+
+def test_a_large_tensor_file_is_read_piece_by_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, opened = tmp_path / "t.safetensors", []
+    written = {str(i): torch.full((4,), float(i)) for i in range(6)}
+    write_tensors(path, written)
+
+    def count(*arguments: Any, **options: Any) -> Any:
+        opened.append(arguments)
+        return safe_open(*arguments, **options)
+
+    monkeypatch.setattr(atomic_files, "safe_open", count)
+    monkeypatch.setattr(atomic_files, "_MAPPED", 32)  # the bytes of two of them
+    assert identical(dict(sorted(read_tensors(path).items())), written)
+    assert len(opened) == 1 + 3  # the names, then two tensors at a time
+
+
+def test_a_tensor_file_keeps_views_that_overlap_or_are_lazy(tmp_path: Path) -> None:
+    row, pairs = torch.arange(12.0), torch.view_as_complex(torch.arange(8.0).reshape(4, 2))
+    written = {
+        "row": row,
+        "row again": row,
+        "inside": row[3:7],
+        "across": row[5:9],
+        "column": row.view(3, 4)[:, 1],
+        "transposed": row.view(3, 4).T,
+        "spread": row[:1].expand(5),
+        "empty inside": row[4:4],
+        "conjugate": pairs.conj(),
+        "imaginary": pairs.conj().imag,
+        "negative": torch._neg_view(torch.arange(3.0)),
+        "channels last": torch.arange(16.0).reshape(1, 2, 2, 4).to(memory_format=torch.channels_last),
+    }
+    write_tensors(tmp_path / "t.safetensors", written)
+    read = read_tensors(tmp_path / "t.safetensors")
+    assert read.keys() == written.keys()
+    for name, tensor in written.items():
+        assert torch.equal(read[name], tensor), name
+
+
+def test_neighbouring_views_of_one_row_are_written_without_a_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row, handed = torch.arange(12.0), {}
+    monkeypatch.setattr(atomic_files, "_save_tensors", lambda path, tensors: (handed.update(tensors), path.touch()))
+    write_tensors(tmp_path / "t.safetensors", {"a": row[:4], "b": row[4:9], "c": row[9:]})
+    offsets = {name: part.data_ptr() - row.data_ptr() for name, part in handed.items()}
+    assert offsets == {"a": 0, "b": 16, "c": 36}
+
+
+@pytest.mark.parametrize("tensor", [torch.eye(2).to_sparse(), torch.zeros(1, dtype=torch.complex128)])
+def test_a_tensor_the_format_cannot_hold_is_a_store_error(tmp_path: Path, tensor: Tensor) -> None:
+    with pytest.raises(StoreError, match=r"t\.safetensors cannot hold these tensors"):
+        write_tensors(tmp_path / "t.safetensors", {"x": tensor})
+
+
+def test_a_tensor_that_was_read_does_not_depend_on_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "t.safetensors"
+    write_tensors(path, {"x": torch.arange(1000.0)})
+    read = read_tensors(path)["x"]
+    path.write_bytes(b"\0" * path.stat().st_size)
+    assert torch.equal(read, torch.arange(1000.0))
+
+
+def test_a_pickle_in_place_of_tensors_is_damage(tmp_path: Path) -> None:
+    path = tmp_path / "t.safetensors"
+    torch.save({"x": torch.zeros(2)}, path)
+    with pytest.raises(Damage, match=r"t\.safetensors: "):
+        read_tensors(path)
+
+
+def test_a_tensor_file_that_is_not_there_is_damage(tmp_path: Path) -> None:
+    with pytest.raises(Damage, match=r"^t\.safetensors: No such file"):
+        read_tensors(tmp_path / "t.safetensors")
+
+
+def test_what_the_operating_system_refuses_is_said_with_what_was_tried(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=rf"^cannot write {tmp_path}/absent/file: No such file or directory\.$"):
+        write_atomically(tmp_path / "absent" / "file", b"")
+    with pytest.raises(StoreError, match=r"^cannot do this: without a number\.$"), atomic_files.explained("do this"):
+        raise OSError("without a number")
+
+
+def test_files_and_folders_are_removed_and_absent_ones_are_no_error(tmp_path: Path) -> None:
+    (tmp_path / "folder" / "inside").mkdir(parents=True)
+    (tmp_path / "file").touch()
+    for name in ("folder", "file", "absent"):
+        atomic_files.remove(tmp_path / name)
+    assert names(tmp_path) == set()
+
+
+def test_a_discarded_folder_is_renamed_before_it_is_emptied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "folder"
+    for leftover in (folder, tmp_path / ".tmp-old-folder"):  # the second as a kill in an earlier call leaves it
+        leftover.mkdir()
+        (leftover / "file").touch()
+    atomic_files.discard(folder)
+    assert names(tmp_path) == set()
+    atomic_files.discard(folder)
+    folder.mkdir()
+    monkeypatch.setattr(atomic_files.shutil, "rmtree", lambda *arguments, **options: None)
+    atomic_files.discard(folder)
+    assert names(tmp_path) == {".tmp-old-folder"}
+
+
+def test_caches_lie_where_the_user_keeps_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert atomic_files.cache_folder("images") == tmp_path / "forkmerge/images"
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    assert atomic_files.cache_folder("images") == tmp_path / "home/.cache/forkmerge/images"
+
+
+def test_a_folder_is_unused_until_it_holds_more_than_a_kill_leaves(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert atomic_files.is_unused(folder)
+    folder.mkdir()
+    for name in ("lock", ".tmp-config.json"):
+        assert atomic_files.is_unused(folder)
+        (folder / name).touch()
+    assert atomic_files.is_unused(folder)
+    (folder / "config.json").touch()
+    assert not atomic_files.is_unused(folder)
+    assert not atomic_files.is_unused(folder / "config.json")
+
+
+def test_numbered_folders_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    for name in ("00000010", "9", "100000000", "9.damaged", ".tmp-11", "x"):
+        (tmp_path / name).mkdir()
+    assert [item.name for item in atomic_files.numbered(tmp_path)] == ["9", "00000010", "100000000"]
+    assert atomic_files.numbered(tmp_path / "absent") == []
+
+
+def test_a_file_is_verified_by_its_size_and_its_sha256(tmp_path: Path) -> None:
+    data = bytes(range(256)) * 5000  # more than is read at once
+    (tmp_path / "a").write_bytes(data)
+    prints = {"a": atomic_files.fingerprint(tmp_path / "a")}
+    assert prints["a"] == {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
+    atomic_files.verify(tmp_path, prints)
+    (tmp_path / "a").write_bytes(data[:-1] + b"x")
+    with pytest.raises(Damage, match=r"^a: its sha256 has changed$"):
+        atomic_files.verify(tmp_path, prints)
+    (tmp_path / "a").write_bytes(b"xy")
+    with pytest.raises(Damage, match=rf"^a: it holds 2 bytes, {len(data)} expected$"):
+        atomic_files.verify(tmp_path, prints)
+    (tmp_path / "a").unlink()
+    with pytest.raises(Damage, match=r"^a: No such file or directory$"):
+        atomic_files.verify(tmp_path, prints)
+
+
+def test_a_sealed_file_says_why_it_cannot_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "manifest.json"
+    with pytest.raises(Damage, match=r"^manifest\.json: No such file or directory$"):
+        unseal(path)
+    path.write_bytes(seal({"a": 1}).replace(b"1", b"2", 1))
+    with pytest.raises(Damage, match=r"^manifest\.json: it does not match its own checksum$"):
+        unseal(path)
+    for text in (b"[]", b"{}", b"{"):
+        path.write_bytes(text)
+        with pytest.raises(Damage, match=r"^manifest\.json: "):
+            unseal(path)
+
+
+def test_a_versioned_file_holds_what_is_asked_for_or_says_what_it_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+
+    def read(text: str, remedy: str = "") -> dict[str, Any]:
+        path.write_text(text)
+        return atomic_files.read_versioned(path, 3, ["b", "a"], "a plan", remedy)
+
+    assert read('{"format": 3, "a": 1, "b": 2, "c": 4}') == {"format": 3, "a": 1, "b": 2, "c": 4}
+    with pytest.raises(StoreError, match=rf"^{path} has format 2, not 3: use the forkmerge that wrote it\.$"):
+        read('{"format": 2, "a": 1, "b": 2}')
+    with pytest.raises(StoreError, match=rf"^{path} is not a plan: KeyError\('a', 'b'\)\.$"):
+        read('{"format": 3}')
+    for text in ("{", "[]", "{}", "3"):
+        with pytest.raises(StoreError, match=rf"^{path} is not a plan: .*\. Delete it and run again\.$"):
+            read(text, "it")
+    path.unlink()
+    with pytest.raises(StoreError, match=rf"^cannot read {path}: No such file or directory\.$"):
+        atomic_files.read_versioned(path, 3, [], "a plan")
