@@ -29,9 +29,9 @@ def command(words: str) -> str:
     return f"{os.environ.get('FORKMERGE_COMMAND', 'forkmerge')} {words}"
 
 
-def unknown_name(kind: str, name: object, known: Iterable[object]) -> str:
-    """Say that `name` is not a known `kind`, list what exists and offer the closest match."""
-    names = [str(item) for item in known]
+def unknown_name(kind: str, name: object, choices: Iterable[object]) -> str:
+    """Say that `name` is no `kind`, list what exists and offer the closest match."""
+    names = [str(item) for item in choices]
     close = get_close_matches(str(name), names, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     return f"unknown {kind} {str(name)!r}.{hint} Known: {', '.join(names) or 'none'}."

@@ -41,8 +41,8 @@ class DWA(LossMethod):
         """Return the epoch's weights, and add the step's losses to its sums."""
         self._turn(view, state)
         shown = spread(losses, view)
-        known = shown == shown
-        state.update(sums=state["sums"] + torch.where(known, shown, 0.0), counts=state["counts"] + known)
+        has_loss = shown == shown
+        state.update(sums=state["sums"] + torch.where(has_loss, shown, 0.0), counts=state["counts"] + has_loss)
         if len(state["means"]) < 2:
             return torch.ones_like(losses)
         older, newer = (pick(means, view) for means in state["means"])

@@ -59,9 +59,9 @@ class FAMO(LossMethod):
             return
         state["before"] = None
         gains = self._shifted(before).log_() - self._shifted(context.losses()).log_()
-        known = gains.isfinite()  # without a label, or a finite loss, before and after, ξ of a task stays
-        shares = torch.softmax(torch.where(known, state["logits"], -torch.inf), 0)
-        mean = shares @ torch.where(known, gains, 0.0)
+        is_finite = gains.isfinite()  # without a label, or a finite loss, before and after, ξ of a task stays
+        shares = torch.softmax(torch.where(is_finite, state["logits"], -torch.inf), 0)
+        mean = shares @ torch.where(is_finite, gains, 0.0)
         adam(state, "logits", shares * (gains - mean), self.lr, weight_decay=self.decay)
 
     def _shifted(self, losses: Tensor) -> Tensor:

@@ -59,13 +59,13 @@ class NashMTL(GramianMethod):
 
     def weights(self, gramian: Array, view: View, state: MethodState) -> Array:
         """Return the bargaining solution, of this step or of an earlier one."""
-        known = np.array(state["weights"])
-        last = known[view.indices]
+        all_weights = np.array(state["weights"])
+        last = all_weights[view.indices]
         if state["age"] >= self.every:
             state["age"] = 0
             last = nash(gramian) if self.solver == "exact" else nash_truncated(gramian, last, self.iterations)
-            known[view.indices] = np.where(last > 0, last, known[view.indices])
-            state["weights"] = known.tolist()
+            all_weights[view.indices] = np.where(last > 0, last, all_weights[view.indices])
+            state["weights"] = all_weights.tolist()
         state["age"] += 1
         return clipped(last, gramian, self.max_norm)
 

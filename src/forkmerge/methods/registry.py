@@ -105,8 +105,8 @@ def _parsed(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def _built(name: str, options: Mapping[str, Any]) -> Method:
-    known = {_key(key): method for key, method in METHODS.items()}
-    kind = known.get(_key(name))
+    kinds = {_key(key): method for key, method in METHODS.items()}
+    kind = kinds.get(_key(name))
     if kind is None:
         names = [*METHODS, f"{TORCHJD}NAME (any class of torchjd.aggregation or torchjd.scalarization)"]
         raise ProblemError(unknown_name("method", name, names))

@@ -43,7 +43,7 @@ class Source:
     """
 
     text: str
-    given: nn.Module | None = field(default=None, compare=False, repr=False)
+    given: nn.Module | None = field(default=None, compare=False, repr=False)  # the name stands in run folders
 
     def make(self, tasks: int) -> nn.Module:
         """Return a fresh object for a number of tasks."""
@@ -60,6 +60,11 @@ class _Adapter:
     """
 
     source: Source
+
+    def start(self, setup: Setup) -> MethodState:
+        """Start from a fresh object."""
+        del setup
+        return {"objects": {}}
 
     def _make(self, tasks: int) -> nn.Module:
         return self.source.make(tasks)
@@ -136,12 +141,12 @@ class TorchJDScalarizer(_Adapter, LossMethod):
         names, parameters = zip(*module.named_parameters(), strict=True) if list(module.parameters()) else ((), ())
         with torch.enable_grad():
             values = state["last"].to(torch.get_default_dtype()).detach().requires_grad_()
-            found = torch.autograd.grad(module(values), [values, *parameters], allow_unused=True)
-        for name, parameter, gradient in zip(names, parameters, found[1:], strict=True):
+            gradients = torch.autograd.grad(module(values), [values, *parameters], allow_unused=True)
+        for name, parameter, gradient in zip(names, parameters, gradients[1:], strict=True):
             if gradient is not None:
                 self._train(name, parameter, gradient, view.lr, state)
         self._close("", module, state)
-        return pick(found[0].to(losses), view)
+        return pick(gradients[0].to(losses), view)
 
     def after_step(self, context: MethodContext, state: MethodState) -> None:
         """Tell the object the losses of the same batch after the step, if it asks for them."""
@@ -189,21 +194,15 @@ class TorchJDWeighting(_Adapter, GramianMethod):
 
     source: Source
 
-    def start(self, setup: Setup) -> MethodState:
-        """Start from a fresh object."""
-        del setup
-        return {"objects": {}}
-
     def _make(self, tasks: int) -> nn.Module:
-        made = self.source.make(tasks)
-        inner = getattr(made, "gramian_weighting", made)
+        module = self.source.make(tasks)
+        inner = getattr(module, "gramian_weighting", module)
         assert isinstance(inner, nn.Module)
         return inner
 
     def weights(self, gramian: Array, view: View, state: MethodState) -> Array:
         """Return what the object says to the Gramian."""
-        found = self._call(_key(view), view, state, torch.from_numpy(gramian.copy()))
-        weights: Array = found.double().numpy()
+        weights: Array = self._call(_key(view), view, state, torch.from_numpy(gramian.copy())).double().numpy()
         return weights
 
 
@@ -224,11 +223,6 @@ class TorchJDAggregator(_Adapter, MatrixMethod):
     """
 
     source: Source
-
-    def start(self, setup: Setup) -> MethodState:
-        """Start from a fresh object."""
-        del setup
-        return {"objects": {}}
 
     def direction(self, matrix: Tensor, view: View, state: MethodState) -> Tensor:
         """Return what the object makes of the matrix."""

@@ -33,8 +33,8 @@ class ExactProjector(DualConeProjector):
         gramian = (gramian / size if size >= 1e-4 else np.zeros_like(gramian)) + 1e-4 * np.eye(tasks)
         rows = U.detach().cpu().double().numpy().reshape(-1, tasks)
         start = np.zeros(tasks, dtype=np.bool_)
-        found = [u + solve_nonnegative(gramian, -gramian @ u, start)[0] for u in rows]
-        return torch.from_numpy(np.stack(found)).reshape(U.shape).to(G)
+        projected = [u + solve_nonnegative(gramian, -gramian @ u, start)[0] for u in rows]
+        return torch.from_numpy(np.stack(projected)).reshape(U.shape).to(G)
 
     def __repr__(self) -> str:
         return "ExactProjector()"
@@ -89,9 +89,9 @@ def _build(tree: ast.expr, tasks: int) -> Any:
 def _construct(name: str, arguments: list[Any], keywords: dict[str, Any], tasks: int) -> Any:
     kind = _class(name)
     parameters = inspect.signature(kind).parameters
-    wanted = [key for key in parameters if key in _COUNTS]
-    if wanted and not arguments and wanted[0] not in keywords:
-        keywords[wanted[0]] = tasks
+    counts = [key for key in parameters if key in _COUNTS]
+    if counts and not arguments and counts[0] not in keywords:
+        keywords[counts[0]] = tasks
     if "projector" in parameters:
         keywords.setdefault("projector", ExactProjector())
     try:
