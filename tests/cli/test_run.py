@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import random
@@ -16,14 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner, Result
 
 import forkmerge as fm
-from forkmerge.cli.progress import Tracker, watching
 from forkmerge.cli.run import app, overrides_from
 from forkmerge.engine.storage.run_folder import RunFolder
-from forkmerge.experiments.units import show_bytes, show_seconds
 
 TINY = """
 import os, time
@@ -399,102 +395,6 @@ def test_a_killed_run_of_two_processes_resumes_to_the_same_bits_and_leaves_no_pr
     invoke("resume", "killed", "--workers", "1")
     invoke(*words, "--out", "whole")
     assert model_bytes("killed") == model_bytes("whole")
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def events(clock: Clock, observe: Callable[[Any], None]) -> None:
-    """Two rounds of two branches of 10 steps, 0.1 s each, and a merge of 3 s."""
-    place = {"phase": "search", "branches": ["a", "[b]"], "until": 20}
-    observe({"event": "start", **place, "round": 1})
-    observe({"event": "checkpoint", **place, "round": 1, "step": 0})
-    for index in (1, 2):
-        for branch in ("a", "[b]"):
-            clock.now += 1.0
-            here = {"phase": "search", "round": index, "branch": branch, "step": 10 * index, "seconds": 1.0}
-            observe({"event": "segment", **here})
-        clock.now += 3.0
-        observe({"event": "round", **place, "end": 10 * index, "score": index / 10, "coefficients": {"a": 1.0}})
-        observe({"event": "checkpoint", **place, "round": index + 1, "step": 10 * index})
-
-
-def test_the_time_left_is_what_remains_at_the_pace_so_far() -> None:
-    clock = Clock()
-    tracker = Tracker(20, 2, refit=False, clock=clock)
-    left: list[tuple[int, float | None]] = []
-
-    def observe(event: Any) -> None:
-        tracker(event)
-        left.append((tracker.remaining, tracker.seconds_left))
-
-    events(clock, observe)
-    assert left[:3] == [(40, None), (40, None), (30, 3.0)]
-    assert left[3:6] == [(20, 2.0), (20, 2.0 + 2 * 3.0), (20, 2.0 + 3.0)]
-    assert left[-1][0] == 0
-    assert tracker.checkpoint == "step 20"
-
-
-def test_a_refit_and_a_floor_are_part_of_what_remains() -> None:
-    tracker = Tracker(20, 2, refit=True, clock=Clock())
-    place = {"phase": "search", "round": 1, "step": 0, "until": 20}
-    tracker({"event": "checkpoint", **place, "branches": ["a", "b", "floor"]})
-    assert tracker.remaining == 60 + 40
-    tracker({"event": "resume", **place, "step": 10, "round": 2, "branches": ["a", "b", "floor"]})
-    assert tracker.remaining == 30 + 40
-    tracker({"event": "checkpoint", "phase": "refit", "round": 3, "step": 0, "until": 20, "branches": ["a", "b"]})
-    assert (tracker.remaining, tracker.round) == (40, 1)
-    tracker({"event": "checkpoint", "phase": "done", "round": 5, "step": 20, "until": 20, "branches": ["a", "b"]})
-    assert tracker.remaining == 0
-
-
-def test_plain_lines_come_once_per_round_and_otherwise_rarely() -> None:
-    clock, text = Clock(), io.StringIO()
-    with watching(Console(file=text), Tracker(20, 2, refit=False, clock=clock)) as observe:
-        events(clock, observe)
-        clock.now += 10
-        observe({"event": "warning", "text": "[red]odd[/red]"})
-    assert text.getvalue().splitlines() == [
-        "search 1/2  step 10  score 0.1  a 1.00",
-        "search 2/2  step 20  score 0.2  a 1.00",
-        "warning: [red]odd[/red]",
-    ]
-    text.truncate(0)
-    clock.now = 0.0
-    with watching(Console(file=text), Tracker(20, 1, refit=False, clock=clock)) as observe:
-        for step in range(1, 20):
-            clock.now += 1.0
-            here = {"phase": "search", "round": 1, "branch": "a", "step": step, "seconds": 1.0}
-            observe({"event": "segment", **here})
-    lines = text.getvalue().replace("\0", "").splitlines()
-    assert [re.findall(r"step (\d+)/20", line) for line in lines] == [["5"], ["10"], ["15"]]
-
-
-def test_a_terminal_gets_a_bar_with_branch_round_step_score_and_time_left() -> None:
-    clock, text = Clock(), io.StringIO()
-    console = Console(file=text, force_terminal=True, width=120, color_system=None)
-    with watching(console, Tracker(20, 2, refit=False, clock=clock)) as observe:
-        events(clock, observe)
-    shown = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", text.getvalue())
-    assert "search 1/2  step 10  score 0.1  a 1.00\n" in shown
-    assert "search 2/2  [b]  step 20/20  score 0.2" in shown
-
-
-def test_durations_and_sizes_are_readable() -> None:
-    assert [show_seconds(s) for s in (0.0012, 0.5, 42, 300, 9000, 400000)] == [
-        "1.2 ms",
-        "0.5 s",
-        "42 s",
-        "5 min",
-        "2.5 h",
-        "4.6 days",
-    ]
-    assert [show_bytes(n) for n in (12, 1500, 2_340_000, 7.1e12)] == ["12 bytes", "1.5 kB", "2.34 MB", "7.1 TB"]
 
 
 def test_the_demo_is_given_its_options(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,8 @@ name = "Adam"
 lr = 0.05
 """
 
+PROBLEM = "compare_problem:recipe"
+
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: Any) -> Path:
@@ -52,8 +54,8 @@ def weights_of(recipe: fm.Recipe) -> dict[str, torch.Tensor]:
 
 
 def test_a_part_of_the_model_starts_from_single_task_training_on_the_other_problem(file):
-    said: list[str] = []
-    recipe = pretrained(fm.load_recipe(file), said.append)
+    events: list[Any] = []
+    recipe = pretrained(fm.load_recipe(file), events.append)
     other = compare_problem.recipe(seed=7)
     trained = fm.SingleTask().fit(
         other.problem.with_target("aux"),
@@ -67,15 +69,16 @@ def test_a_part_of_the_model_starts_from_single_task_training_on_the_other_probl
     for name, tensor in found.items():
         source = trained.model.state_dict() if name.startswith("body.") else fresh
         assert torch.equal(tensor, source[name]), name
-    assert said[0] == "pre-training on compare_problem:recipe, once: 6 steps"
-    assert "step 6/6" in said[-1]
+    first, *rest = events
+    assert first == {"event": "pretraining", "name": PROBLEM, "step": 0, "steps": 6, "begins": True}
+    assert rest[-1] == {**first, "step": 6, "begins": False}
 
 
 def test_it_is_done_once_and_then_found_whatever_asks(file):
     first = weights_of(pretrained(fm.load_recipe(file)))
-    said: list[str] = []
-    again = pretrained(fm.load_recipe(file), said.append)
-    assert said == []
+    events: list[Any] = []
+    again = pretrained(fm.load_recipe(file), events.append)
+    assert events == []
     copied = pickle.loads(pickle.dumps(again.model))
     lazily = fm.load_recipe(file).model  # nobody called `pretrained` for it
     for factory in (again.model, copied, lazily):
@@ -90,9 +93,10 @@ def test_damaged_weights_are_noticed_and_made_again(file):
     data = bytearray(model.read_bytes())
     data[-1] ^= 1
     model.write_bytes(data)
-    said: list[str] = []
-    again = weights_of(pretrained(fm.load_recipe(file), said.append))
-    assert said[0].startswith("warning: the pre-training is done again: the model in")
+    events: list[Any] = []
+    again = weights_of(pretrained(fm.load_recipe(file), events.append))
+    assert events[0]["event"] == "warning"
+    assert events[0]["text"].startswith("the pre-training is done again: the model in")
     assert all(torch.equal(again[name], tensor) for name, tensor in first.items())
 
 
@@ -103,8 +107,10 @@ def test_stopped_half_way_it_goes_on_to_the_same_bits(file, monkeypatch, tmp_pat
     (folder,) = (path for path in cache_folder("pretrained").iterdir() if path.is_dir())
     assert list((folder / "checkpoints").iterdir())
     compare_problem.stop_at.append((7, 1))  # a run that started over would stop again
-    found = weights_of(pretrained(fm.load_recipe(file)))
+    events: list[Any] = []
+    found = weights_of(pretrained(fm.load_recipe(file), events.append))
     assert compare_problem.stop_at.pop() == (7, 1)
+    assert [event["step"] for event in events if event["begins"]] == [4]
     assert not (folder / "checkpoints").exists()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
     whole = weights_of(pretrained(fm.load_recipe(file)))
@@ -117,29 +123,30 @@ def test_what_cannot_be_continued_is_begun_anew(file):
         pretrained(fm.load_recipe(file))
     (config,) = cache_folder("pretrained").glob("*/config.json")
     config.write_text("{")
-    said: list[str] = []
-    pretrained(fm.load_recipe(file), said.append)
-    assert any(text.startswith("warning: the pre-training is begun anew: ") for text in said)
+    events: list[Any] = []
+    pretrained(fm.load_recipe(file), events.append)
+    texts = [event["text"] for event in events if event["event"] == "warning"]
+    assert any(text.startswith("the pre-training is begun anew: ") for text in texts)
 
 
 def test_who_comes_second_waits_for_the_first(file):
     asked = fm.load_recipe(file).model.pretraining
     key, _ = find_weights(asked)
-    said: list[str] = []
+    events: list[Any] = []
     seen = threading.Event()
 
-    def say(text: str) -> None:
-        said.append(text)
+    def watch(event: Any) -> None:
+        events.append(event)
         seen.set()
 
-    with pretraining._locked(key, asked, said.append):
-        second = threading.Thread(target=find_weights, args=(asked, key, say))
+    with pretraining._locked(key, asked, events.append):
+        second = threading.Thread(target=find_weights, args=(asked, key, watch))
         second.start()
         assert seen.wait(20)
         assert second.is_alive()
     second.join(20)
     assert not second.is_alive()
-    assert said == ["another process is pre-training on compare_problem:recipe: waiting for it"]
+    assert [event["text"] for event in events] == [f"another process is pre-training on {PROBLEM}: waiting for it"]
 
 
 def test_the_key_is_made_from_settings_code_and_data(file, monkeypatch):
@@ -208,7 +215,7 @@ def test_comparisons_pretrain_once_before_their_runs_in_any_process(file, tmp_pa
         comparison = plan_comparison(file, methods="ew", seeds=1)
         run_comparison(comparison, tmp_path / f"out{workers}", workers=workers, watch=events.append)
         kinds = [event["event"] for event in events]
-        assert kinds.count("news") == (2 if workers == 1 else 0)
+        assert ("pretraining" in kinds) == (workers == 1)
         assert "start" not in kinds[: kinds.index("begin")]
         found[workers] = [(o.method, o.metrics) for o in read_run_results(tmp_path / f"out{workers}")]
     assert found[1] == found[2]

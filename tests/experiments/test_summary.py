@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from forkmerge.cli.comparison_progress import Pace
 from forkmerge.experiments.run_results import RunResult, read_run_results
 from forkmerge.experiments.summary import summarise
 from paper_tables import TABLES, cells
@@ -117,22 +115,3 @@ def test_costs_are_ratios_to_one_run_of_the_baseline():
     found += [outcome("a", "t", 0, {"acc": 0.5}, seconds=5.0, kind="tuning")]
     cost = summarise(found, plan_of(found)).costs["a"]
     assert (cost.time, cost.tuning, cost.memory) == (3.0 + 2.5, 2.5, 4.5)
-
-
-def test_the_time_left_follows_each_methods_own_pace():
-    now = [0.0]
-    pace = Pace(2, lambda: now[0])
-    record = {name: outcome(name, "t", 0, {"acc": 0.5}) for name in ("slow", "fast", "new")}
-    pace({"event": "begin", "runs": 6, "ended": 1, "work": [10, 10, 10, 10, 20]})
-    assert pace.seconds_left is None
-    pace({"event": "start", "index": 0, "record": record["slow"]})
-    pace({"event": "start", "index": 1, "record": record["fast"]})
-    now[0] = 10.0
-    pace({"event": "end", "index": 1, "record": record["fast"]})
-    pace({"event": "start", "index": 2, "record": record["fast"]})
-    now[0] = 30.0
-    pace({"event": "progress", "index": 0, "steps": 5, "record": record["slow"]})
-    # slow: 6 s a step, 30 s to go; fast: 1 s a step and overdue; the rest at the mean pace of (10 + 30) / (10 + 5).
-    assert pace.seconds_left == pytest.approx((30 + 0 + (10 + 20) * 40 / 15) / 2)
-    pace({"event": "end", "index": 2, "record": replace(record["fast"], error="broke")})
-    assert pace.line.startswith("3/6 runs, 1 failed  ")

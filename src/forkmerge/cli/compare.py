@@ -15,7 +15,8 @@ from typing import Annotated, Any
 import typer
 
 from forkmerge.algorithms.table_data import Cell, Column, Table
-from forkmerge.cli.comparison_progress import watching_runs
+from forkmerge.cli.comparison_progress import ComparisonView
+from forkmerge.cli.progress import watching
 from forkmerge.cli.terminal import (
     interruptible,
     print_json,
@@ -28,8 +29,9 @@ from forkmerge.cli.terminal import (
 from forkmerge.errors import ConfigError, command
 from forkmerge.experiments.compare_options import options_from
 from forkmerge.experiments.compared_methods import ABOUT
-from forkmerge.experiments.comparison import Watch, plan_comparison, run_comparison
+from forkmerge.experiments.comparison import plan_comparison, run_comparison
 from forkmerge.experiments.cost_of_comparison import comparison_cost_table, estimate_comparison
+from forkmerge.experiments.events import Watch
 from forkmerge.experiments.option_syntax import option_from, split_words
 from forkmerge.experiments.recipe import read_settings
 from forkmerge.experiments.results_file import write_records
@@ -139,7 +141,7 @@ def compare(
         with (
             interrupts,
             readable_warnings(console),
-            watching_runs(console, workers) as watch,
+            watching(console, ComparisonView(workers)) as watch,
             keeping_records(folder, records, watch) as watch_and_keep,
         ):
             run_comparison(comparison, folder, workers=workers, watch=watch_and_keep)

@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 
 from forkmerge.cli.compare import Json, _show, _stem
-from forkmerge.cli.comparison_progress import watching_runs
+from forkmerge.cli.comparison_progress import ComparisonView
+from forkmerge.cli.progress import watching
 from forkmerge.cli.terminal import interruptible, print_json, readable_warnings, say, stderr, stdout, stdout_for_json
 from forkmerge.errors import command
 from forkmerge.experiments.recipe import load_recipe
@@ -51,7 +52,7 @@ def diagnose(
         recipe = load_recipe(problem, overrides_from(given, settings or []))
         folder = out or Path("runs") / f"diagnose-{_stem(problem)}-{recipe.problem.target}"
         interrupts = interruptible(console, lambda: _how_to_go_on(folder))
-        with interrupts, readable_warnings(console), watching_runs(console, workers) as watch:
+        with interrupts, readable_warnings(console), watching(console, ComparisonView(workers)) as watch:
             found = run_diagnosis(
                 recipe,
                 folder,

@@ -1,137 +1,192 @@
-"""What a terminal shows while a run is under way.
+"""How far some work is, how long the rest will take, and how that is shown: a bar on a terminal, lines elsewhere.
 
-The engine never prints. `Tracker` turns its events into numbers; `watching` draws them, as a bar on a terminal and as
-plain lines elsewhere.
+Nothing below the command prints: it passes events on. A `View` turns them into numbers and lines; `watching` shows
+those.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+from rich.progress import BarColumn, SpinnerColumn, TextColumn
+from rich.progress import Progress as RichProgress
 
 from forkmerge.cli.terminal import say
-from forkmerge.experiments.units import show_bytes, show_seconds
+from forkmerge.experiments.units import show_seconds
 
-_SECONDS_BETWEEN_LINES = 5.0
+Clock = Callable[[], float]
+"""Seconds, monotonic."""
+
+_PRETRAINING_SECONDS = 10.0  # between two lines about it
 
 
-class Tracker:
-    """How far a run is, and how long it will still take, from the events of `fit`.
-
-    The time left is what the branch-steps so far took each, times the branch-steps that remain, a refit's included,
-    plus the merges at what they took so far. Pruning, and parts that were finished before a resume, may shorten it.
+@dataclass
+class WorkPart:
+    """A part of some work.
 
     Args:
-        steps: T.
-        rounds: Rounds of one phase.
-        refit: Whether a refit follows the search.
-        total: Branch-steps of all parts of an algorithm that is made of several runs.
-        clock: Seconds, monotonic.
-
-    Attributes:
-        checkpoint: Where the newest checkpoint stands, e.g. "step 400"; None before the first.
+        kind: Parts of one kind go at one pace.
+        work: All of it, in a unit that all parts of its kind share.
+        done: What is done of it.
+        seconds: What that took.
+        since: When the part under way was last heard of.
     """
 
-    def __init__(
-        self, steps: int, rounds: int, *, refit: bool, total: int = 0, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self.steps, self.rounds, self.refit, self.total, self.clock = steps, rounds, refit, total, clock
-        self.phase, self.round, self.branch, self.step = "start", 1, "", 0
-        self.score: float | None = None
-        self.branches: list[str] = []
-        self.checkpoint: str | None = None
-        self._until, self._merged_at = steps, 0
-        self._at: dict[str, int] = {}  # step of every branch
-        self._searched = 0  # branch-steps of the search phase, which a refit repeats
-        self._done = self._merges = 0
-        self._training = self._merging = 0.0
-        self._last = clock()
+    kind: str
+    work: float
+    done: float = 0.0
+    seconds: float = 0.0
+    since: float | None = None
 
-    def __call__(self, event: Mapping[str, Any]) -> None:
-        """Take in an event."""
-        now = self.clock()
-        elapsed, self._last = now - self._last, now
-        kind = event["event"]
-        if kind == "segment":
-            # The first segment also waits for worker processes to start.
-            self._training += elapsed if self._done else min(elapsed, event["seconds"])
-            self._segment(event)
-        elif kind == "round":
-            self.score = event["score"] if event["score"] is not None else self.score
-            self._merging += elapsed
-            self._merges += 1
-        elif kind == "start":
-            self.phase, self.branches = event["phase"], list(event["branches"])
-        elif kind in ("checkpoint", "resume"):
-            self._stand(event)
-            self._merging += elapsed if kind == "checkpoint" else 0.0
 
-    def _segment(self, event: Mapping[str, Any]) -> None:
-        self.phase, self.branch, self.step = event["phase"], event["branch"], event["step"]
-        self.round = self._round_of(event)
-        steps = self.step - self._at.get(self.branch, self._merged_at)
-        self._at[self.branch] = self.step
-        self._done += steps
-        if self.phase == "search" and self.branch != "floor":
-            self._searched += steps
+class Progress:
+    """Work in parts: what is done, and how long the rest will take.
 
-    def _stand(self, event: Mapping[str, Any]) -> None:
-        if event["event"] == "resume":
-            self._searched = event["step"] * len([name for name in event["branches"] if name != "floor"])
-        self.phase, self.step, self._until = event["phase"], event["step"], event["until"]
-        self.branches = list(event["branches"])
-        if self.step < self._until:
-            self.round = self._round_of(event)
-        self._merged_at, self._at = self.step, {}
-        self.checkpoint = f"{'refit ' if self.phase == 'refit' else ''}step {self.step}"
+    What is left of a part takes the pace of its kind so far, or the mean pace of all where its kind has not been seen
+    yet, less the time since the part was last heard of; several processes share it.
 
-    def _round_of(self, event: Mapping[str, Any]) -> int:
-        return int((event["round"] - 1) % self.rounds + 1)
+    Args:
+        workers: Processes.
+        clock: Seconds, monotonic.
+    """
 
-    @property
-    def done(self) -> int:
-        """Branch-steps trained since this process started."""
-        return self._done
+    def __init__(self, workers: int = 1, clock: Clock = time.monotonic) -> None:
+        self.workers, self.clock = workers, clock
+        self.parts: dict[Hashable, WorkPart] = {}
 
-    @property
-    def remaining(self) -> int:
-        """Branch-steps still to be trained."""
-        if self.phase == "done":
-            return max(self.total - self._done, 0)
-        ahead = sum(self._until - self._at.get(name, self._merged_at) for name in self.branches)
-        if self.phase == "search" and self.refit:
-            branches = [name for name in self.branches if name != "floor"]
-            ahead += self._searched + sum(self._until - self._at.get(name, self._merged_at) for name in branches)
-        return max(ahead, self.total - self._done)
+    def add(self, key: Hashable, kind: str, work: float) -> None:
+        """Add a part."""
+        self.parts[key] = WorkPart(kind, work)
+
+    def start(self, key: Hashable) -> None:
+        """Let the clock of a part run."""
+        self.parts[key].since = self.clock()
+
+    def advance(self, key: Hashable, done: float) -> None:
+        """Take in how much of a part that was started is done by now; what it was said to be may be too little."""
+        part, now = self.parts[key], self.clock()
+        self.spend(key, min(done, part.work) - part.done, now - (now if part.since is None else part.since))
+        part.since = now
+
+    def end(self, key: Hashable) -> None:
+        """Take in that all of a part is done."""
+        self.advance(key, self.parts[key].work)
+
+    def drop(self, key: Hashable) -> None:
+        """Forget a part that failed, and its pace."""
+        del self.parts[key]
+
+    def spend(self, key: Hashable, work: float, seconds: float) -> None:
+        """Take in that some more work of a part was done, and the time it took."""
+        part = self.parts[key]
+        part.done, part.seconds = part.done + work, part.seconds + seconds
 
     @property
     def seconds_left(self) -> float | None:
         """Estimate of the time left; None before anything was measured."""
-        if not self._done:
+        paces: dict[str, list[float]] = {}
+        for part in self.parts.values():
+            if part.done:
+                pace = paces.setdefault(part.kind, [0.0, 0.0])
+                pace[0], pace[1] = pace[0] + part.seconds, pace[1] + part.done
+        if not paces:
             return None
-        merges = max(self.rounds - self.round + 1, 0)
-        per_merge = self._merging / self._merges if self._merges else 0.0
-        return self.remaining * self._training / self._done + merges * per_merge
+        mean = [sum(column) for column in zip(*paces.values(), strict=True)]
+        rest = [part for part in self.parts.values() if part.done < part.work]
+        total, now = 0.0, self.clock()
+        for part in rest:
+            seconds, done = paces.get(part.kind, mean)
+            waited = 0.0 if part.since is None else now - part.since
+            total += max((part.work - part.done) * seconds / done - waited, 0.0)
+        return total / max(min(self.workers, len(rest)), 1)
+
+    @property
+    def share(self) -> float | None:
+        """The share of the time that is over; None before anything was measured."""
+        left = self.seconds_left
+        spent = sum(part.seconds for part in self.parts.values()) / self.workers
+        return None if left is None else spent / (spent + left) if spent + left else 1.0
+
+    @property
+    def time_left(self) -> str:
+        """The time left in words; nothing before anything was measured, and at the end."""
+        left = self.seconds_left
+        is_over = all(part.done >= part.work for part in self.parts.values())
+        return "" if left is None or is_over else f"{show_seconds(math.ceil(left))} left"
+
+
+class View(ABC):
+    """What is shown of some work.
+
+    Args:
+        workers: Processes.
+        clock: Seconds, monotonic.
+    """
+
+    between_lines: ClassVar[float] = math.inf
+    """Where there is no terminal, how long to wait for an event that deserves a line before saying how far it is."""
+
+    def __init__(self, workers: int = 1, clock: Clock = time.monotonic) -> None:
+        self.progress = Progress(workers, clock)
+        self._pretraining = ""
+
+    def __call__(self, event: Mapping[str, Any]) -> str | None:
+        """Take in an event and return the line that it deserves, if any."""
+        kind = event["event"]
+        if kind == "pretraining":
+            return self._pretrain(event)
+        if kind in ("news", "warning"):
+            return f"{'warning: ' if kind == 'warning' else ''}{event['text']}"
+        return self.take(event)
+
+    @abstractmethod
+    def take(self, event: Mapping[str, Any]) -> str | None:
+        """Take in an event of the work itself and return the line that it deserves, if any."""
+
+    @abstractmethod
+    def stand(self) -> str:
+        """Return where the work stands, in one line."""
 
     @property
     def line(self) -> str:
-        """Phase, round, branch, step and last score in one line."""
-        score = "" if self.score is None else f"  score {self.score:.4g}"
-        return f"{self.phase} {self.round}/{self.rounds}  {self.branch}  step {self.step}/{self._until}{score}"
+        """Where the work, or the pre-training before it, stands."""
+        return self._pretraining or self.stand()
+
+    @property
+    def seconds_between_lines(self) -> float:
+        """Seconds without a line after which to say how far it is."""
+        return _PRETRAINING_SECONDS if self._pretraining else self.between_lines
+
+    def _pretrain(self, event: Mapping[str, Any]) -> str | None:
+        """Follow a pre-training, which comes before the work itself."""
+        name, step, steps = event["name"], event["step"], event["steps"]
+        self._pretraining = f"pre-training on {name}: step {step}/{steps}"
+        if event["begins"]:
+            self.progress.add("pretraining", "pretraining", steps - step)
+            self.progress.start("pretraining")
+            return f"pre-training on {name}, once: {steps} steps"
+        if step < steps:
+            part = self.progress.parts["pretraining"]
+            self.progress.advance("pretraining", part.work - (steps - step))
+            return None
+        text, self._pretraining = self._pretraining, ""
+        self.progress.drop("pretraining")  # its pace says nothing of what follows
+        return text
 
 
 @contextmanager
-def watching(console: Console, tracker: Tracker) -> Iterator[Callable[[Mapping[str, Any]], None]]:
-    """Yield the `observe` callback that shows a run's progress on a console."""
+def watching(console: Console, view: View) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """Yield the callback that shows progress on a console."""
     if not console.is_terminal:
-        yield _Lines(console, tracker)
+        yield _Lines(console, view)
         return
     columns = (
         SpinnerColumn(),
@@ -140,69 +195,38 @@ def watching(console: Console, tracker: Tracker) -> Iterator[Callable[[Mapping[s
         TextColumn("{task.percentage:>3.0f}%"),
         TextColumn("{task.fields[left]}"),
     )
-    with Progress(*columns, console=console, transient=True) as progress:
-        yield _Bar(progress, tracker)
+    with RichProgress(*columns, console=console, transient=True) as bar:
+        yield _Bar(bar, view)
 
 
 class _Lines:
-    """Plain lines: one per round, and otherwise at most one every few seconds."""
+    """Plain lines: those that events deserve, and now and then where the work stands."""
 
-    def __init__(self, console: Console, tracker: Tracker) -> None:
-        self.console, self.tracker = console, tracker
-        self._shown = tracker.clock()
+    def __init__(self, console: Console, view: View) -> None:
+        self.console, self.view = console, view
+        self._shown = view.progress.clock()
 
     def __call__(self, event: Mapping[str, Any]) -> None:
-        self.tracker(event)
-        text = describe_event(event, self.tracker)
-        now = self.tracker.clock()
-        if text is None and event["event"] == "segment" and now - self._shown >= _SECONDS_BETWEEN_LINES:
-            text = f"{self.tracker.line}  {_left(self.tracker)}".rstrip()
+        text, now = self.view(event), self.view.progress.clock()
+        left = self.view.progress.time_left
+        if text is None and left and now - self._shown >= self.view.seconds_between_lines:
+            text = f"{self.view.line}  {left}"
         if text is not None:
             self._shown = now
             say(self.console, text)
 
 
 class _Bar:
-    """A bar over all branch-steps, with the lines of the rounds above it."""
+    """A bar with the time left, and the lines that events deserve above it."""
 
-    def __init__(self, progress: Progress, tracker: Tracker) -> None:
-        self.progress, self.tracker = progress, tracker
-        self.task = progress.add_task("starting", total=None, left="")
+    def __init__(self, bar: RichProgress, view: View) -> None:
+        self.bar, self.view = bar, view
+        self.task = bar.add_task("starting", total=None, left="")
 
     def __call__(self, event: Mapping[str, Any]) -> None:
-        tracker = self.tracker
-        tracker(event)
-        text = describe_event(event, tracker)
+        text = self.view(event)
         if text is not None:
-            say(self.progress.console, text)
-        self.progress.update(
-            self.task,
-            description=escape(tracker.line),
-            completed=tracker.done,
-            total=tracker.done + tracker.remaining,
-            left=_left(tracker),
-        )
-
-
-def describe_event(event: Mapping[str, Any], tracker: Tracker) -> str | None:
-    """Return the line that an event deserves, if any."""
-    kind = event["event"]
-    if kind == "round":
-        shares = ", ".join(f"{name} {value:.2f}" for name, value in event["coefficients"].items())
-        merged = shares if len(event["branches"]) > 1 else ""
-        score = "" if event["score"] is None else f"score {event['score']:.4g}"
-        place = f"{event['phase']} {tracker.round}/{tracker.rounds}  step {event['end']}"
-        fault = "" if shares else "every branch was faulty: last good state kept"
-        return "  ".join(part for part in (place, score, merged, fault) if part)
-    if kind == "probe":
-        return f"probe  {event['branch']}  step {event['step']}  score {event['score']:.4g}"
-    if kind == "resume":
-        return f"continuing from the checkpoint at {tracker.checkpoint}"
-    if kind == "start" and "branch_bytes" in event:
-        return f"the branches of every round are kept: {show_bytes(event['branch_bytes'])} on disk in all"
-    return f"warning: {event['text']}" if kind == "warning" else None
-
-
-def _left(tracker: Tracker) -> str:
-    seconds = tracker.seconds_left
-    return "" if seconds is None or tracker.phase == "done" else f"{show_seconds(math.ceil(seconds))} left"
+            say(self.bar.console, text)
+        share, left = self.view.progress.share, self.view.progress.time_left
+        total = None if share is None else 1.0
+        self.bar.update(self.task, description=escape(self.view.line), completed=share or 0.0, total=total, left=left)

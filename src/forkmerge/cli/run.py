@@ -20,7 +20,8 @@ from forkmerge.algorithms.measure_test_split import measure_test
 from forkmerge.algorithms.saved_run import SavedRun, list_saved_runs, read_saved_run
 from forkmerge.cli import compare, diagnose, report
 from forkmerge.cli.print_run import runs_table, show_cost, show_run, show_saved_run
-from forkmerge.cli.progress import Tracker, watching
+from forkmerge.cli.progress import watching
+from forkmerge.cli.run_progress import RunView
 from forkmerge.cli.terminal import interruptible, print_json, readable_warnings, say, stderr, stdout, stdout_for_json
 from forkmerge.errors import ConfigError, ForkMergeError, StoreError, command
 from forkmerge.experiments.cost_of_run import estimate_run
@@ -217,22 +218,22 @@ def _recipe_of(story: SavedRun) -> Recipe:
     return recipe
 
 
-def _tracker(recipe: Recipe) -> Tracker:
+def _view(recipe: Recipe) -> RunView:
     steps, algorithm = recipe.steps, recipe.algorithm
     settings = algorithm.settings(recipe.problem)
     if not isinstance(steps, int) or steps < 1:  # `fit` refuses it in its own words
-        return Tracker(0, 1, refit=False)
+        return RunView(0, 1, refit=False)
     total = algorithm.branch_steps(recipe.problem, steps) if isinstance(algorithm, Composed) else 0
-    return Tracker(steps, math.ceil(steps / settings.interval_of(steps)), refit=settings.refit, total=total)
+    return RunView(steps, math.ceil(steps / settings.interval_of(steps)), refit=settings.refit, total=total)
 
 
 def _train(recipe: Recipe, folder: Path, *, workers: int | None, resume: bool, as_json: bool) -> None:
-    console, tracker = stderr(), _tracker(recipe)
+    console, view = stderr(), _view(recipe)
     options = {} if workers is None else {"workers": workers}
-    interrupts = interruptible(console, lambda: _how_to_go_on(folder, tracker))
+    interrupts = interruptible(console, lambda: _how_to_go_on(folder, view))
     with stdout_for_json(as_json), interrupts, readable_warnings(console):
-        recipe = pretrained(recipe, lambda text: say(console, text))
-        with watching(console, tracker) as observe:
+        with watching(console, view) as observe:
+            recipe = pretrained(recipe, observe)
             finished = recipe.fit(folder=folder, resume=resume, observe=observe, **options)
         measure_test(finished, recipe.problem, folder)
     if as_json:
@@ -244,10 +245,10 @@ def _train(recipe: Recipe, folder: Path, *, workers: int | None, resume: bool, a
     say(stdout(), f"`{command(f'report {place}')}` writes a page with its figures.")
 
 
-def _how_to_go_on(folder: Path, tracker: Tracker) -> str | None:
+def _how_to_go_on(folder: Path, view: RunView) -> str | None:
     if not (folder / "config.json").exists():
         return None
-    place = f"; the last checkpoint is at {tracker.checkpoint}." if tracker.checkpoint else "."
+    place = f"; the last checkpoint is at {view.checkpoint}." if view.checkpoint else "."
     return f"interrupted{place} Continue with: {command(f'resume {shlex.quote(str(folder))}')}"
 
 

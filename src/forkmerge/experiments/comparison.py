@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -37,13 +37,11 @@ from forkmerge.experiments.compared_methods import (
     with_setting,
 )
 from forkmerge.experiments.comparison_run import ComparisonRun, do_comparison_run, safe_name, workload
+from forkmerge.experiments.events import Watch, unwatched
 from forkmerge.experiments.pretraining import pretrained
 from forkmerge.experiments.recipe import Recipe, load_recipe, read_settings, source_for
 from forkmerge.experiments.run_results import PLAN, RunResult, read_plan, read_run_result, write_plan
 from forkmerge.problem.definition import Problem
-
-Watch = Callable[[Mapping[str, Any]], None]
-"""Gets `begin` (runs, and their steps), `start`, `progress`, `end`, `news` and `warning` events."""
 
 _FIXED = ("settings", "tune", "tune_seeds", "equal_labels")
 
@@ -172,7 +170,7 @@ def _targets(problem: Problem, words: Sequence[str] | None) -> tuple[str, ...]:
 
 
 def run_comparison(
-    comparison: Comparison, out: str | os.PathLike[str], *, workers: int = 1, watch: Watch = lambda event: None
+    comparison: Comparison, out: str | os.PathLike[str], *, workers: int = 1, watch: Watch = unwatched
 ) -> None:
     """Do every run that has not ended yet; one that fails is recorded, and tried again the next time.
 
@@ -184,7 +182,7 @@ def run_comparison(
     """
     folder = Path(out)
     with _locked(folder):
-        recipe = pretrained(comparison.recipe, lambda text: watch({"event": "news", "text": text}))
+        recipe = pretrained(comparison.recipe, watch)
         comparison = replace(comparison, recipe=recipe)
         _note_plan(comparison, folder, watch)
         _run_all(list(_tuning_trials(comparison, folder)), folder, workers, watch)
@@ -316,13 +314,14 @@ def _run_all(trials: Sequence[ComparisonRun], out: Path, workers: int, watch: Wa
     order = {seed: place for place, seed in enumerate(dict.fromkeys(trial.record.seed for trial in trials))}
     waiting.sort(key=lambda trial: (order[trial.record.seed], -trial.work))
     total = len(trials)
-    watch({"event": "begin", "runs": total, "ended": total - len(waiting), "work": [t.work for t in waiting]})
+    kinds, work = [trial.record.method for trial in waiting], [trial.work for trial in waiting]
+    watch({"event": "begin", "runs": total, "ended": total - len(waiting), "kinds": kinds, "work": work})
     if not waiting:
         return
 
     def news(index: int, value: Any) -> None:
         event = {"event": "start"} if value is None else {"event": "progress", "steps": value}
-        watch({**event, "index": index, "record": waiting[index].record})
+        watch({**event, "index": index})
 
     for index, result in run_calls(do_comparison_run, waiting, workers, news):
         record = result
@@ -330,4 +329,4 @@ def _run_all(trials: Sequence[ComparisonRun], out: Path, workers: int, watch: Wa
             record = replace(waiting[index].record, error=result.error, details=result.details)
         assert isinstance(record, RunResult)
         record.write(out)
-        watch({"event": "end", "index": index, "record": record})
+        watch({"event": "end", "index": index, "title": record.title, "result": record.shown, "error": record.error})

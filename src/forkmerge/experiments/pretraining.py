@@ -30,6 +30,7 @@ from forkmerge.engine.storage.json_codec import encode, plain
 from forkmerge.engine.storage.lock import try_lock
 from forkmerge.engine.storage.run_folder import RunFolder
 from forkmerge.errors import ConfigError, StoreError, unknown_name
+from forkmerge.experiments.events import Watch, unwatched
 from forkmerge.experiments.recipe import Recipe, recipe_from, source_for
 from forkmerge.problem.batches import read_examples
 from forkmerge.problem.definition import Context, Problem
@@ -38,11 +39,9 @@ from forkmerge.problem.randomness import derive, random_state_kept, set_random_s
 from forkmerge.problem.scoring import device_of
 
 KEYS = ("recipe", "arguments", "target", "steps", "seed", "optimizer", "scheduler", "training", "part")
-Say = Callable[[str], None]
 
 _FORMAT = 1  # part of every key
 _EXAMPLES = 64  # training examples that a key is made from, spread over the data
-_SECONDS_BETWEEN_LINES = 10.0
 
 
 @dataclass(frozen=True)
@@ -118,19 +117,19 @@ def first_model(model: ModelOrFactory) -> nn.Module:
     return copy.deepcopy(model) if isinstance(model, nn.Module) else model()
 
 
-def pretrained(recipe: Recipe, say: Say = lambda text: None) -> Recipe:
+def pretrained(recipe: Recipe, watch: Watch = unwatched) -> Recipe:
     """Return the recipe with its pre-training done, now or earlier, so that no run has to look for it.
 
     Args:
         recipe: Any recipe; one without a [pretrain] table is returned as it is.
-        say: Told in words how far it is.
+        watch: Gets the events of `forkmerge.experiments.events`.
     """
     factory = recipe.model
     if not isinstance(factory, Pretrained):
         return recipe
     model = build_model(lambda: first_model(factory), recipe.options.get("seed", 0))
     load = partial(load_part, model, part=factory.pretraining.part)
-    key, weights = find_weights(factory.pretraining, factory.key, say, load)
+    key, weights = find_weights(factory.pretraining, factory.key, watch, load)
     load(weights)
     return replace(recipe, model=replace(factory, key=key), source={**recipe.source, "pretrained": key})
 
@@ -138,7 +137,7 @@ def pretrained(recipe: Recipe, say: Say = lambda text: None) -> Recipe:
 def find_weights(
     pretraining: Pretraining,
     key: str | None = None,
-    say: Say = lambda text: None,
+    watch: Watch = unwatched,
     load: Callable[[Mapping[str, Tensor]], None] = lambda weights: None,
 ) -> tuple[str, dict[str, Tensor]]:
     """Return the key and the weights of a pre-training; they are made where they are missing or damaged.
@@ -148,22 +147,22 @@ def find_weights(
     Args:
         pretraining: What to train.
         key: Of weights that were found before; without it the key is made from the recipe and its data.
-        say: Told in words how far it is.
+        watch: Gets the events of `forkmerge.experiments.events`.
         load: Tried with the first weights before anything is trained, to refuse a model that they do not fit.
     """
     if key is not None:
-        with _locked(key, pretraining, say):
-            weights = _read(key, say)
+        with _locked(key, pretraining, watch):
+            weights = _read(key, watch)
         if weights is not None:
             return key, weights
     recipe = pretraining.recipe()
     with using_threads(recipe.options["threads"]):
         key = content_key(recipe)
-    with _locked(key, pretraining, say):
-        weights = _read(key, say)
+    with _locked(key, pretraining, watch):
+        weights = _read(key, watch)
         if weights is None:
             load(build_model(recipe.model, recipe.options["seed"]).state_dict())
-            weights = _train(recipe, key, pretraining, say)
+            weights = _train(recipe, key, pretraining, watch)
         return key, weights
 
 
@@ -256,7 +255,7 @@ def is_done(key: str) -> bool:
 
 
 @contextmanager
-def _locked(key: str, pretraining: Pretraining, say: Say) -> Iterator[None]:
+def _locked(key: str, pretraining: Pretraining, watch: Watch) -> Iterator[None]:
     """Hold the lock of a key, waiting for it as long as another process does."""
     path = _folder(key).with_suffix(".lock")
     with atomic_files.explained(f"make the folder {path.parent}"):
@@ -264,13 +263,13 @@ def _locked(key: str, pretraining: Pretraining, say: Say) -> Iterator[None]:
         file = path.open("ab")
     with file:
         if not try_lock(file, "LOCK_EX"):
-            say(f"another process is pre-training on {pretraining.name}: waiting for it")
+            watch({"event": "news", "text": f"another process is pre-training on {pretraining.name}: waiting for it"})
             while not try_lock(file, "LOCK_EX"):
                 time.sleep(0.1)
         yield
 
 
-def _read(key: str, say: Say) -> dict[str, Tensor] | None:
+def _read(key: str, watch: Watch) -> dict[str, Tensor] | None:
     """Return the kept weights, or None where there are none yet; damaged ones are thrown away."""
     folder = _folder(key)
     if not is_done(key):
@@ -278,42 +277,28 @@ def _read(key: str, say: Say) -> dict[str, Tensor] | None:
     try:
         return RunFolder.open(folder, lock=False).model_tensors()
     except StoreError as error:
-        say(f"warning: the pre-training is done again: {error}")
+        watch({"event": "warning", "text": f"the pre-training is done again: {error}"})
         atomic_files.discard(folder)
         return None
 
 
-def _train(recipe: Recipe, key: str, pretraining: Pretraining, say: Say) -> dict[str, Tensor]:
-    folder, told = _folder(key), _Teller(pretraining.name, recipe.steps, say)
+def _train(recipe: Recipe, key: str, pretraining: Pretraining, watch: Watch) -> dict[str, Tensor]:
+    folder = _folder(key)
+
+    def observe(event: Mapping[str, Any]) -> None:
+        if event["event"] in ("start", "resume", "segment"):
+            position = {"step": event.get("step", 0), "steps": recipe.steps, "begins": event["event"] != "segment"}
+            watch({"event": "pretraining", "name": pretraining.name, **position})
+
     for again in (False, True):
         try:
-            run = recipe.fit(folder=folder, resume=is_started(folder), observe=told, workers=1)
+            run = recipe.fit(folder=folder, resume=is_started(folder), observe=observe, workers=1)
             break
         except StoreError as error:  # what an earlier attempt left cannot be continued
             if again or not folder.exists():
                 raise
-            say(f"warning: the pre-training is begun anew: {error}")
+            watch({"event": "warning", "text": f"the pre-training is begun anew: {error}"})
             atomic_files.discard(folder)
     atomic_files.remove(folder / "checkpoints")
     assert run.model is not None
     return dict(run.model.state_dict())
-
-
-class _Teller:
-    """Says now and then how far a pre-training is."""
-
-    def __init__(self, name: str, steps: int, say: Say, clock: Callable[[], float] = time.monotonic) -> None:
-        self.name, self.steps, self.say, self.clock = name, steps, say, clock
-        self._shown, self._begun, self._from = clock(), clock(), 0
-        say(f"pre-training on {name}, once: {steps} steps")
-
-    def __call__(self, event: Mapping[str, Any]) -> None:
-        if event["event"] == "resume":
-            self._from, self._begun = event["step"], self.clock()
-        if event["event"] != "segment" or event["step"] <= self._from:
-            return
-        now, step = self.clock(), event["step"]
-        if now - self._shown >= _SECONDS_BETWEEN_LINES or step == self.steps:
-            left = (now - self._begun) / (step - self._from) * (self.steps - step)
-            self._shown = now
-            self.say(f"pre-training on {self.name}: step {step}/{self.steps}, {left:.0f} s left")

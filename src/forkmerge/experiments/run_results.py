@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from forkmerge.algorithms.table_data import show_metrics
 from forkmerge.engine.storage.atomic_files import explained, read_versioned, write_atomically
 from forkmerge.engine.storage.json_codec import encode, plain
 
@@ -76,6 +77,18 @@ class RunResult:
         """B: the branches of the last round where some were pruned, otherwise all."""
         counts = [max(len(found.get("branches", ())), 1) for found in self.rounds]
         return counts[-1] if counts and counts[-1] < counts[0] else self.branches
+
+    @property
+    def title(self) -> str:
+        """Which run it is, in one line."""
+        setting = "".join(f", {key} {value}" for key, value in self.setting.items())
+        return f"{self.label}{setting}  {self.target}  seed {self.seed}"
+
+    @property
+    def shown(self) -> str:
+        """What it reached, in one line: a run that helps to choose is chosen by validation."""
+        split, metrics = ("validation", self.validation) if self.kind == "tuning" else (self.split, self.metrics)
+        return f"{split} {show_metrics(metrics)}"
 
     @property
     def file(self) -> str:

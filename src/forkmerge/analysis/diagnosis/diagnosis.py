@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from forkmerge.algorithms.run_record import environment
+from forkmerge.algorithms.table_data import show_metrics
 from forkmerge.analysis.advice import ShortRun, advise, affinity, plan_probe
 from forkmerge.analysis.diagnosis.budget import (
     DiagnosisPlan,
@@ -39,12 +40,11 @@ from forkmerge.engine.storage.atomic_files import explained, read_versioned, wri
 from forkmerge.engine.storage.json_codec import encode, plain
 from forkmerge.engine.storage.lock import take_lock
 from forkmerge.errors import ConfigError, ProblemError, StoreError
+from forkmerge.experiments.events import Watch, unwatched
 from forkmerge.experiments.recipe import Recipe
-from forkmerge.experiments.run_results import RunResult
 from forkmerge.problem.definition import Problem
 
 PLAN, RESULT = "diagnosis_plan.json", "diagnosis.json"
-Watch = Callable[[Mapping[str, Any]], None]
 
 
 def diagnose(
@@ -53,7 +53,7 @@ def diagnose(
     *,
     budget: float,
     workers: int = 1,
-    watch: Watch = lambda event: None,
+    watch: Watch = unwatched,
     say: Callable[[str], None] = lambda text: None,
     command: str = "",
 ) -> Diagnosis:
@@ -66,7 +66,7 @@ def diagnose(
         out: The folder.
         budget: Seconds, of all sessions together. A diagnosis that was begun keeps its plan, unless this is more.
         workers: Processes, of one thread each; the numbers do not depend on it.
-        watch: Gets the events of `forkmerge.experiments.comparison.Watch`, e.g. to draw progress.
+        watch: Gets the events of `forkmerge.experiments.events`, e.g. to draw progress.
         say: Gets what is planned, in words, before it is done.
         command: What to type to make it again.
     """
@@ -214,49 +214,34 @@ def _do_all(
     done = {piece.key: known for piece in pieces if (known := read_piece(folder, piece)) is not None}
     waiting = [(piece, work) for piece, work in zip(pieces, seconds, strict=True) if piece.key not in done]
     work = [max(round(1000 * value), 1) for _, value in waiting]
-    watch({"event": "begin", "runs": len(pieces), "ended": len(done), "work": work})
+    kinds = [piece.kind for piece, _ in waiting]
+    watch({"event": "begin", "runs": len(pieces), "ended": len(done), "kinds": kinds, "work": work})
     failures: list[str] = []
     notes: list[str] = []
 
     def news(index: int, value: Any) -> None:
         if value is None:
-            watch({"event": "start", "index": index, "record": _record(waiting[index][0], {})})
+            watch({"event": "start", "index": index})
 
     for index, result in run_calls(do, [piece for piece, _ in waiting], workers, news) if waiting else ():
-        piece = waiting[index][0]
+        piece, error = waiting[index][0], None
         if isinstance(result, Failure):
+            error, reached = result.error, ""
             if piece.kind in OPTIONAL:
-                notes.append(f"No {piece.kind}: {result.error.rstrip('.')}. The same command tries again.")
+                notes.append(f"No {piece.kind}: {error.rstrip('.')}. The same command tries again.")
             else:
-                failures.append(f"{piece.label}, seed {piece.seed}: {result.error}")
-            watch({"event": "end", "index": index, "record": _record(piece, {}, result)})
-            continue
-        write_piece(folder, piece, result)
-        done[piece.key] = result
-        watch({"event": "end", "index": index, "record": _record(piece, result)})
+                failures.append(f"{piece.label}, seed {piece.seed}: {error}")
+        else:
+            write_piece(folder, piece, result)
+            done[piece.key], metrics = result, result.get("metrics", {}).get("validation")
+            reached = f"validation {show_metrics(metrics)}" if metrics else ""
+        title = f"{piece.label}  {piece.target}  seed {piece.seed}"
+        watch({"event": "end", "index": index, "title": title, "result": reached, "error": error})
     if failures:
         raise ProblemError(
             f"{len(failures)} of the runs failed, the first: {failures[0]}. The same command tries again."
         )
     return done, notes
-
-
-def _record(piece: Piece, result: Mapping[str, Any], failure: Failure | None = None) -> RunResult:
-    """A piece as a record of a comparison, which is what progress is drawn from."""
-    metrics = result.get("metrics", {}).get("validation", {})
-    error = None if failure is None else failure.error
-    return RunResult(
-        method=piece.kind,
-        label=piece.label,
-        target=piece.target,
-        seed=piece.seed,
-        kind="final",
-        setting={},
-        folder="",
-        split="validation" if metrics else "",
-        metrics=dict(metrics),
-        error=error,
-    )
 
 
 @contextmanager
