@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 import forkmerge as fm
-from problems import bits, examples, minus_loss, predict_target, shared_losses
+from _asserts import bits
+from problems import examples, minus_loss, predict_target, shared_losses
 
 BRANCHES = {"alone": {"tgt": 1.0}, "joint": {"tgt": 1.0, "odd": 0.5}}
 CONTEXT = fm.Context(0, 0)

@@ -5,7 +5,6 @@ Everything a worker process needs stands at module level, so that it pickles.
 
 from __future__ import annotations
 
-import copy
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset, TensorDataset
 
 import forkmerge as fm
+from _asserts import bits, facts, same_bits  # noqa: F401 (tests take them from here, too)
 from forkmerge.algorithms.run_record import Run
 from forkmerge.engine.merging.arithmetic import Coefficients, vertices
 from forkmerge.engine.merging.find_merge import MergeProblem
@@ -289,35 +289,6 @@ def fit(
     """`fit` with the defaults of the tests: 12 steps of SGD with momentum and weight decay."""
     settings = {"optimizer": SGD, "steps": 12, "threads": 1, **options}
     return (algorithm or fm.ForkMerge(interval=4)).fit(problem or shared_problem(), model=net, **settings)
-
-
-def bits(value: Run | nn.Module) -> dict[str, Tensor]:
-    """Every tensor of a model, detached from it."""
-    model = value.model if isinstance(value, Run) else value
-    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-
-
-def same_bits(left: Any, right: Any) -> bool:
-    """Equal keys, dtypes and bytes; NaNs are equal to themselves."""
-    one, other = (v if isinstance(v, dict) else bits(v) for v in (left, right))
-    return list(one) == list(other) and all(_same_tensor(one[key], other[key]) for key in one)
-
-
-def _same_tensor(left: Tensor, right: Tensor) -> bool:
-    if left.dtype != right.dtype or left.shape != right.shape:
-        return False
-    raw = [t.contiguous().reshape(-1).view(torch.uint8) for t in (left, right)]
-    return torch.equal(*raw)
-
-
-def facts(run: Run) -> dict[str, Any]:
-    """All that two equal runs share: their JSON without timings, environment and options of the machine."""
-    data = copy.deepcopy(run.to_json())
-    for key in ("seconds", "environment", "settings"):
-        data.pop(key)
-    for finished in data["rounds"]:
-        finished.pop("seconds")
-    return data
 
 
 def plain_loop(

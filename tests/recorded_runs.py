@@ -17,9 +17,10 @@ from typing import Any
 import torch
 
 import forkmerge as fm
+from _asserts import bits, facts
 from forkmerge.experiments.compared_methods import compared_method_from
 from forkmerge.methods import METHODS
-from problems import ADAM, TASKS, Stopped, bits, domains_problem, facts, fit, noisy_net, plain_net, shared_problem
+from problems import ADAM, TASKS, Stopped, domains_problem, fit, noisy_net, plain_net, shared_problem
 
 FILE = Path(__file__).parent / "recorded" / "runs.json"
 FOLDERS = FILE.parent / "folders"

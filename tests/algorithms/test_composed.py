@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 
 import forkmerge as fm
+from _asserts import assert_same_bits, bits
 from forkmerge.algorithms.composed import Parts, comparable_scores, follow, whole
 from forkmerge.algorithms.saved_run import read_run
 from forkmerge.engine.storage.run_folder import NoStore, RunFolder
-from problems import SGD, bits, counting_steps, fit, plain_net, same_bits, shared_problem
+from problems import SGD, counting_steps, fit, plain_net, shared_problem
 
 
 def test_a_finished_run_is_returned_without_training(tmp_path, monkeypatch):
@@ -20,7 +21,7 @@ def test_a_finished_run_is_returned_without_training(tmp_path, monkeypatch):
     with counting_steps(monkeypatch) as trained:
         again = fit(algorithm, folder=tmp_path / "run", resume=True)
     assert not trained
-    assert same_bits(first, again)
+    assert_same_bits(first, again)
     assert first.to_json() == again.to_json()
     assert read_run(tmp_path / "run") == again
 
@@ -29,7 +30,7 @@ def test_a_folder_of_which_only_the_lock_was_written_is_started(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "lock").touch()
     run = fit(fm.PostTrain(), folder=tmp_path / "run", resume=True)
-    assert same_bits(run, fit(fm.PostTrain()))
+    assert_same_bits(run, fit(fm.PostTrain()))
 
 
 def test_resuming_with_other_options_is_refused(tmp_path):
@@ -43,7 +44,7 @@ def test_the_folder_holds_both_parts_and_what_became_of_them(tmp_path):
     assert {path.parent.name for path in (tmp_path / "run").glob("*/result.json")} == {"pretraining", "finetuning"}
     with RunFolder.open(tmp_path / "run", lock=False) as store:
         assert [event["event"] for event in store.records()] == ["start", "part", "part", "end"]
-        assert same_bits(dict(store.model_tensors()), {k: bits(run)[k] for k in store.model_tensors()})
+        assert_same_bits(dict(store.model_tensors()), {k: bits(run)[k] for k in store.model_tensors()})
 
 
 def test_rounds_of_a_second_part_go_on_counting() -> None:

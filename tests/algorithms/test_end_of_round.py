@@ -9,8 +9,9 @@ import pytest
 from torch import Tensor
 
 import forkmerge as fm
+from _asserts import assert_same_bits
 from forkmerge.algorithms.run_record import Run
-from problems import counting_steps, domains_problem, evaluation, fit, minus_loss, noisy_net, same_bits, shared_problem
+from problems import counting_steps, domains_problem, evaluation, fit, minus_loss, noisy_net, shared_problem
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class TestConfidence:
     def test_what_the_search_found_counts_if_it_wins_often_enough(self) -> None:
         plain, sure = self.run(None), self.run(0.001)
         assert all(r.coefficients["alone"] == 0.5 for r in plain.rounds)
-        assert same_bits(plain, sure)
+        assert_same_bits(plain, sure)
         assert [r.certainty for r in plain.rounds] == [None] * 3
 
     def test_otherwise_it_is_training_on_the_target_alone(self) -> None:
@@ -80,7 +81,7 @@ class TestConfidence:
         assert [r.coefficients["alone"] for r in run.rounds] == [1.0] * 3
         assert [r.score for r in run.rounds] == [r.branches["alone"].score for r in run.rounds]
         assert all(r.metrics == r.branches["alone"].metrics for r in run.rounds)
-        assert same_bits(run, fit(fm.SingleTask(interval=4), shared_problem(metrics=fm.nll)))
+        assert_same_bits(run, fit(fm.SingleTask(interval=4), shared_problem(metrics=fm.nll)))
         assert all(r.certainty is None or r.certainty < 0.999999 for r in run.rounds)
         assert any(r.certainty is not None for r in run.rounds)
 

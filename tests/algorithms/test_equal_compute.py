@@ -6,9 +6,10 @@ import pytest
 import torch
 
 import forkmerge as fm
+from _asserts import assert_same_bits, facts
 from forkmerge.algorithms.equal_compute import AveragedSingleTask, BestOf, Scaled
 from forkmerge.problem.randomness import derive
-from problems import SGD, Stopped, facts, fit, noisy_net, plain_net, same_bits, seeded, shared_problem
+from problems import SGD, Stopped, fit, noisy_net, plain_net, seeded, shared_problem
 
 STL = fm.SingleTask()
 
@@ -22,20 +23,20 @@ def test_the_best_candidate_on_validation_is_returned():
     run = fit(BestOf(STL, runs=5))
     found = [candidate(rate, restart) for rate, restart in [(1, 0), (1 / 3, 0), (3, 0), (1, 1), (1 / 3, 1)]]
     best = max(found, key=lambda each: each.score)
-    assert same_bits(run, best)
+    assert_same_bits(run, best)
     assert run.score == best.score
     assert run.notes[-1].startswith("best of 5 on validation: learning rate × ")
 
 
 def test_one_candidate_is_the_algorithm_itself():
-    assert same_bits(fit(BestOf(STL, runs=1)), fit(STL))
+    assert_same_bits(fit(BestOf(STL, runs=1)), fit(STL))
 
 
 def test_the_best_candidate_is_refitted_on_all_labels():
     run = fit(BestOf(fm.SingleTask(refit=True), runs=3))
     rates = (1, 1 / 3, 3)
     best = max(rates, key=lambda rate: candidate(rate, 0).score)
-    assert same_bits(run, fit(fm.SingleTask(refit=True), optimizer=Scaled(SGD, best)))
+    assert_same_bits(run, fit(fm.SingleTask(refit=True), optimizer=Scaled(SGD, best)))
     assert run.final == "refit"
 
 
@@ -66,7 +67,7 @@ def test_the_average_is_that_of_runs_from_one_start_with_their_own_order():
 
 
 def test_one_averaged_run_is_single_task_training():
-    assert same_bits(fit(AveragedSingleTask(runs=1)), fit(STL))
+    assert_same_bits(fit(AveragedSingleTask(runs=1)), fit(STL))
 
 
 @pytest.mark.parametrize("algorithm", [BestOf(STL, runs=3), AveragedSingleTask(runs=3)])
@@ -82,7 +83,7 @@ def test_stopped_in_the_middle_they_go_on(tmp_path, algorithm):
         fit(algorithm, folder=tmp_path / "run", observe=observe)
     again = fit(algorithm, folder=tmp_path / "run", resume=True)
     whole = fit(algorithm)
-    assert same_bits(again, whole)
+    assert_same_bits(again, whole)
     assert facts(again) == facts(whole)
 
 

@@ -11,11 +11,11 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import forkmerge as fm
+from _asserts import assert_same_bits, bits
 from problems import (
     ADAM,
     SGD,
     TASKS,
-    bits,
     diverge_from,
     diverging_problem,
     evaluation,
@@ -23,7 +23,6 @@ from problems import (
     fit,
     minus_loss,
     noisy_net,
-    same_bits,
     seeded,
     shared_losses,
 )
@@ -78,7 +77,7 @@ class TestDivergence:
     def test_if_every_branch_diverges_the_last_good_state_is_kept_bit_for_bit(self) -> None:
         run = fit(fm.ForkMerge(interval=4), diverging_problem(4, "tgt"), noisy_net)
         good = fit(fm.ForkMerge(interval=4), diverging_problem(99, "tgt"), noisy_net, steps=4)
-        assert same_bits(run, good)
+        assert_same_bits(run, good)
         assert [r.coefficients for r in run.rounds[1:]] == [{}, {}]
         assert [r.score for r in run.rounds[1:]] == [None, None]
         assert "step 8: every branch was faulty; the last good state was kept" in run.notes
@@ -86,7 +85,7 @@ class TestDivergence:
 
     def test_if_every_branch_diverges_at_once_the_start_is_kept(self) -> None:
         run = fit(fm.ForkMerge(interval=4), diverging_problem(1, "tgt"), seeded(noisy_net))
-        assert same_bits(run, seeded(noisy_net))
+        assert_same_bits(run, seeded(noisy_net))
         assert "all faulty" in repr(run)
 
     def test_the_best_merge_is_returned_though_later_rounds_are_lost(self) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 import forkmerge as fm
-from problems import Vector, bits, diverging_problem, fit, noisy_net, quadratic_run, same_bits, union_problem
+from _asserts import assert_same_bits, bits
+from problems import Vector, diverging_problem, fit, noisy_net, quadratic_run, union_problem
 
 
 class TestFloor:
@@ -17,7 +18,7 @@ class TestFloor:
         run = quadratic_run(algorithm, centres, (1.0, 0.0), lr=0.1, steps=6)
         alone = quadratic_run(fm.SingleTask(), centres, (1.0, 0.0), lr=0.1, steps=6)
         assert run.final == "floor"
-        assert same_bits(run, alone)
+        assert_same_bits(run, alone)
         assert run.score == alone.score == run.rounds[-1].floor_score
         assert any("unmerged target-only run validated better" in note for note in run.notes)
 
@@ -41,13 +42,13 @@ class TestFloor:
         run = fit(fm.ForkMerge(branches, interval=4, search=self.HARMFUL, floor=True, refit=True))
         assert run.final == "refit"
         assert [list(r.branches) for r in run.rounds if r.phase == "refit"] == [["alone"]] * 3
-        assert same_bits(run, fit(fm.SingleTask(), union_problem()))
+        assert_same_bits(run, fit(fm.SingleTask(), union_problem()))
 
     def test_a_branch_may_be_called_floor(self) -> None:
         branches = {"alone": {"tgt": 1.0}, "floor": {"tgt": 1.0, "aux": 1.0}}
         run = fit(fm.ForkMerge(branches, interval=4))
         named = fit(fm.ForkMerge({"alone": {"tgt": 1.0}, "joint": {"tgt": 1.0, "aux": 1.0}}, interval=4))
-        assert same_bits(run, named)
+        assert_same_bits(run, named)
         for finished in run.rounds:
             assert finished.floor_score is None
             assert set(finished.branches["floor"].losses) == {"tgt", "aux"}
@@ -56,7 +57,7 @@ class TestFloor:
         branches = {"a": {"tgt": 1.0, "odd": 1.0}, "b": {"odd": 1.0}}
         run = fit(fm.ForkMerge(branches, interval=4, floor=True), diverging_problem(4, "odd"))
         assert run.final == "floor"
-        assert same_bits(run, fit(fm.SingleTask()))
+        assert_same_bits(run, fit(fm.SingleTask()))
 
     def test_a_floor_that_diverges_is_not_returned(self) -> None:
         branches = {"a": {"aux": 1.0}, "b": {"aux": 0.5}}

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import forkmerge as fm
-from problems import ADAM, SGD, Vector, conv_net, fit, noisy_net, plain_loop, quadratic_run, same_bits, tied_net
+from _asserts import assert_same_bits
+from problems import ADAM, SGD, Vector, conv_net, fit, noisy_net, plain_loop, quadratic_run, tied_net
 
 SEED = 3
 WEIGHTS = {"tgt": 1.0, "aux": 0.7, "odd": 0.25}
@@ -87,7 +88,7 @@ def test_presets_are_the_paper_and_the_authors_scripts() -> None:
 def test_the_scale_is_that_of_the_auxiliary_weights() -> None:
     scaled = fit(fm.ForkMerge(interval=4, auxiliary_scale=2.5, search=fm.Fixed((0.4, 0.6))))
     weights = {"alone": {"tgt": 1.0}, "joint": {"tgt": 1.0, "aux": 2.5, "odd": 2.5}}
-    assert same_bits(scaled, fit(fm.ForkMerge(weights, interval=4, search=fm.Fixed((0.4, 0.6)))))
+    assert_same_bits(scaled, fit(fm.ForkMerge(weights, interval=4, search=fm.Fixed((0.4, 0.6)))))
     assert scaled.relevance == pytest.approx({"tgt": 1.0, "aux": 1.5, "odd": 1.5})
 
 
@@ -96,16 +97,16 @@ class TestOneBranch:
     @pytest.mark.parametrize("optimizer", [SGD, ADAM])
     def test_forkmerge_with_one_branch_is_plain_joint_training_bit_for_bit(self, net: Any, optimizer: Any) -> None:
         ours = fit(fm.ForkMerge({"joint": WEIGHTS}, interval=5), net=net, optimizer=optimizer, seed=SEED)
-        assert same_bits(ours, plain_loop(net, optimizer, WEIGHTS, 12, seed=SEED))
+        assert_same_bits(ours, plain_loop(net, optimizer, WEIGHTS, 12, seed=SEED))
 
     def test_so_is_joint_with_clipping_and_a_schedule(self) -> None:
         schedule = fm.SchedulerOf("CosineAnnealingLR", T_max=12)
         ours = fit(fm.Joint(WEIGHTS), net=noisy_net, seed=SEED, clip_norm=0.5, scheduler=schedule)
-        assert same_bits(ours, plain_loop(noisy_net, SGD, WEIGHTS, 12, clip=0.5, scheduler=schedule, seed=SEED))
+        assert_same_bits(ours, plain_loop(noisy_net, SGD, WEIGHTS, 12, clip=0.5, scheduler=schedule, seed=SEED))
 
     def test_single_task_is_the_loop_over_the_target_alone(self) -> None:
         ours = fit(fm.SingleTask(), net=noisy_net, seed=SEED)
-        assert same_bits(ours, plain_loop(noisy_net, SGD, {"tgt": 1.0}, 12, seed=SEED))
+        assert_same_bits(ours, plain_loop(noisy_net, SGD, {"tgt": 1.0}, 12, seed=SEED))
 
 
 def test_greedy_is_exhaustive_search_over_the_normalised_coefficients_of_the_worse_branch() -> None:

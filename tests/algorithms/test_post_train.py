@@ -5,22 +5,11 @@ from __future__ import annotations
 import pytest
 
 import forkmerge as fm
+from _asserts import assert_other_bits, assert_same_bits, facts
 from forkmerge.engine.storage.run_folder import status
 from forkmerge.experiments.recipe import algorithm_from
 from forkmerge.problem.randomness import derive
-from problems import (
-    TASKS,
-    Stopped,
-    Untouchable,
-    evaluation,
-    facts,
-    fit,
-    noisy_net,
-    plain_net,
-    same_bits,
-    seeded,
-    shared_problem,
-)
+from problems import TASKS, Stopped, Untouchable, evaluation, fit, noisy_net, plain_net, seeded, shared_problem
 
 EQUAL = dict.fromkeys(TASKS, 1.0)
 
@@ -39,7 +28,7 @@ def start(net=noisy_net, seed: int = 0):
 @pytest.mark.parametrize("refit", [False, True])
 def test_it_is_joint_training_then_the_target_alone(refit):
     run = fit(fm.PostTrain(pretrain_steps=6, interval=2, refit=refit), net=start(), steps=10)
-    assert same_bits(run, by_hand((6, 4), refit=refit))
+    assert_same_bits(run, by_hand((6, 4), refit=refit))
     assert run.final == ("refit" if refit else "last step")
 
 
@@ -52,10 +41,10 @@ def test_the_best_checkpoint_is_fine_tuned_not_the_last():
     # A learning rate that soon diverges: what is best on validation is not what comes last.
     wild = fm.OptimizerOf("SGD", lr=4.0)
     joint = {select: fit(fm.Joint(interval=1, select=select), optimizer=wild, steps=8) for select in ("best", "last")}
-    assert not same_bits(joint["best"], joint["last"])
+    assert_other_bits(joint["best"], joint["last"])
     run = fit(fm.PostTrain(pretrain_steps=8, interval=1), optimizer=wild, steps=9)
     by_hand = fit(fm.SingleTask(), net=joint["best"].model, optimizer=wild, steps=1, seed=derive(0, "fine-tuning"))
-    assert same_bits(run, by_hand)
+    assert_same_bits(run, by_hand)
 
 
 def test_the_record_tells_both_parts_as_one_story():
@@ -85,7 +74,7 @@ def test_a_run_stopped_anywhere_ends_with_the_same_bits(tmp_path, stop, refit):
         fit(algorithm, net=noisy_net, steps=8, folder=tmp_path / "run", observe=observe)
     assert status(tmp_path / "run") == "interrupted"
     again = fit(algorithm, net=noisy_net, steps=8, folder=tmp_path / "run", resume=True)
-    assert same_bits(again, whole)
+    assert_same_bits(again, whole)
     assert facts(again) == facts(whole)
 
 
@@ -120,8 +109,8 @@ def test_a_recipe_file_can_name_it():
 
 def test_the_weights_of_the_first_part_can_be_given():
     given = fit(fm.PostTrain(task_weights=EQUAL))
-    assert same_bits(given, fit(fm.PostTrain()))
-    assert not same_bits(given, fit(fm.PostTrain(task_weights={"tgt": 1.0, "aux": 0.1})))
+    assert_same_bits(given, fit(fm.PostTrain()))
+    assert_other_bits(given, fit(fm.PostTrain(task_weights={"tgt": 1.0, "aux": 0.1})))
 
 
 def test_a_schedule_in_shares_of_the_steps_is_that_of_each_part():
@@ -132,6 +121,6 @@ def test_a_schedule_in_shares_of_the_steps_is_that_of_each_part():
     fit(fm.Joint(interval=2, select="best"), net=by_hand, steps=6, scheduler=decay(3))
     fit(fm.SingleTask(interval=2), net=by_hand, steps=4, seed=derive(0, "fine-tuning"), scheduler=decay(2))
     run = fit(fm.PostTrain(pretrain_steps=6, interval=2), net=start(), steps=10, scheduler=decay("50%"))
-    assert same_bits(run, by_hand)
+    assert_same_bits(run, by_hand)
     whole = fit(fm.PostTrain(pretrain_steps=6, interval=2), net=start(), steps=10, scheduler=decay(5))
-    assert not same_bits(run, whole)
+    assert_other_bits(run, whole)

@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 import forkmerge as fm
+from _asserts import assert_same_bits
 from problems import (
     SGD,
     TASKS,
@@ -20,7 +21,6 @@ from problems import (
     noisy_net,
     plain_net,
     problem_with,
-    same_bits,
     seeded,
     shared_losses,
     shared_problem,
@@ -132,7 +132,7 @@ def test_a_refused_run_leaves_the_model_as_it_was() -> None:
     with pytest.raises(ZeroDivisionError):
         fit(problem=shared_problem(metrics={"m": broken}), net=net)
     assert calls == [1]
-    assert same_bits(net, seeded(noisy_net))
+    assert_same_bits(net, seeded(noisy_net))
     assert all(parameter.grad is None for parameter in net.parameters())
     assert not net.body[3].training
     assert net.body[1].training

@@ -9,9 +9,9 @@ import torch
 from torch.utils.data import TensorDataset
 
 import forkmerge as fm
+from _asserts import assert_other_bits, assert_same_bits, bits
 from forkmerge.algorithms.run_record import Run
 from problems import (
-    bits,
     diverging_problem,
     domains_problem,
     examples,
@@ -21,7 +21,6 @@ from problems import (
     plain_net,
     predict_target,
     quadratic_run,
-    same_bits,
     seeded,
     shared_problem,
     union_problem,
@@ -67,7 +66,7 @@ class TestRefit:
             assert refitted.candidates == []
             assert refitted.score is None
         twin = fit(fm.ForkMerge("per_auxiliary", search=Replay(run), **options), union_problem(), noisy_net, steps=10)
-        assert same_bits(run, twin)
+        assert_same_bits(run, twin)
 
     def test_no_validation_pass_happens_in_it(self) -> None:
         calls: list[int] = []
@@ -86,7 +85,7 @@ class TestRefit:
     def test_the_score_reported_is_that_of_the_search(self) -> None:
         searched, refitted = (fit(fm.ForkMerge(interval=4, refit=refit)) for refit in (False, True))
         assert (refitted.score, refitted.metrics) == (searched.score, searched.metrics)
-        assert not same_bits(searched, refitted)
+        assert_other_bits(searched, refitted)
 
     @pytest.mark.parametrize("policy", ["best_in_interval", "best_so_far"])
     def test_checkpoint_steps_are_replayed(self, policy: Any) -> None:
@@ -105,7 +104,7 @@ class TestRefit:
             TensorDataset(inputs, labels[:, 0]), minus_loss, as_training=TensorDataset(inputs, labels)
         )
         run = fit(fm.ForkMerge(interval=4, refit=True), shared_problem(validation=validation))
-        assert same_bits(run, fit(fm.ForkMerge(interval=4, refit=True)))
+        assert_same_bits(run, fit(fm.ForkMerge(interval=4, refit=True)))
 
     @staticmethod
     def poisoned() -> fm.Problem:
@@ -121,7 +120,7 @@ class TestRefit:
     def test_a_refit_that_diverges_returns_the_searched_model_with_a_note(self) -> None:
         run = fit(fm.ForkMerge(interval=4, refit=True), self.poisoned())
         searched = fit(fm.ForkMerge(interval=4))
-        assert same_bits(run, searched)
+        assert_same_bits(run, searched)
         assert run.final == "last merge"
         assert run.score == searched.score
         assert any("refit given up at step 4: branch" in note for note in run.notes)
@@ -129,7 +128,7 @@ class TestRefit:
     def test_a_refit_without_search_that_diverges_at_once_returns_the_start(self) -> None:
         net = seeded(plain_net)
         run = fit(fm.SingleTask(refit=True), self.poisoned(), net)
-        assert same_bits(run, seeded(plain_net))
+        assert_same_bits(run, seeded(plain_net))
         assert run.final == "last good state"
         assert any("refit given up" in note for note in run.notes)
         assert repr(run)
@@ -138,7 +137,7 @@ class TestRefit:
     def test_one_branch_needs_no_search_and_trains_once_on_the_union(self, algorithm: Any) -> None:
         run = fit(algorithm)
         assert {r.phase for r in run.rounds} == {"refit"}
-        assert same_bits(run, fit(fm.SingleTask(), union_problem()))
+        assert_same_bits(run, fit(fm.SingleTask(), union_problem()))
         assert run.score is None
         assert run.metrics == {}
 

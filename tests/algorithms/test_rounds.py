@@ -10,24 +10,12 @@ import pytest
 import torch
 
 import forkmerge as fm
+from _asserts import assert_other_bits, assert_same_bits, bits, facts
 from forkmerge.algorithms.run_record import Run
 from forkmerge.engine.executors.serial import SerialExecutor
 from forkmerge.engine.storage.run_folder import RunFolder
 from forkmerge.engine.training.state import State
-from problems import (
-    SGD,
-    TASKS,
-    bits,
-    domains_problem,
-    facts,
-    fit,
-    noisy_net,
-    plain_net,
-    quadratic_run,
-    same_bits,
-    seeded,
-    shared_problem,
-)
+from problems import SGD, TASKS, domains_problem, fit, noisy_net, plain_net, quadratic_run, seeded, shared_problem
 
 
 class TestRounds:
@@ -43,9 +31,9 @@ class TestRounds:
 
     def test_another_seed_is_another_run_and_the_same_seed_the_same(self) -> None:
         runs = [fit(net=noisy_net, seed=seed) for seed in (1, 1, 2)]
-        assert same_bits(runs[0], runs[1])
+        assert_same_bits(runs[0], runs[1])
         assert facts(runs[0]) == facts(runs[1])
-        assert not same_bits(runs[0], runs[2])
+        assert_other_bits(runs[0], runs[2])
 
     def test_unpaired_branches_are_trained_on_batches_of_their_own(self) -> None:
         copies = {"one": {"tgt": 1.0}, "two": {"tgt": 1.0}}
@@ -153,7 +141,7 @@ class TestNestedTopK:
         nested = {"alone": [], "top 1": ranked[:1], "top 2": ranked}
         given = {name: {"tgt": 1.0, **dict.fromkeys(tasks, 1.0)} for name, tasks in nested.items()}
         assert [list(r.branches) for r in run.rounds] == [list(nested)] * 3
-        assert same_bits(run, fit(fm.ForkMerge(given, interval=4), net=noisy_net))
+        assert_same_bits(run, fit(fm.ForkMerge(given, interval=4), net=noisy_net))
         assert [e["branch"] for e in events if e["event"] == "probe"] == ["aux", "odd"]
 
 

@@ -12,8 +12,9 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import forkmerge as fm
+from _asserts import facts
 from forkmerge.algorithms.run_record import BranchRecord, Round, Run, rounds_table
-from problems import diverging_problem, evaluation, examples, facts, fit, minus_loss, noisy_net, shared_losses
+from problems import diverging_problem, evaluation, examples, fit, minus_loss, noisy_net, shared_losses
 
 
 @pytest.fixture(scope="module")

@@ -14,21 +14,10 @@ from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
 import forkmerge as fm
+from _asserts import assert_same_bits, facts
 from forkmerge.algorithms.saved_run import read_run
 from forkmerge.algorithms.weight_grid import GridRun, Point
-from problems import (
-    TASKS,
-    Stopped,
-    counting_steps,
-    examples,
-    facts,
-    fit,
-    minus_loss,
-    noisy_net,
-    same_bits,
-    seeded,
-    shared_problem,
-)
+from problems import TASKS, Stopped, counting_steps, examples, fit, minus_loss, noisy_net, seeded, shared_problem
 
 
 def predict_task(model: torch.nn.Module, batch: Any, task: str) -> tuple[Any, Any]:
@@ -69,7 +58,7 @@ def test_every_point_is_joint_training_with_its_weights():
         for task, evaluation in problem.evaluations("validation").items():
             assert point.metrics[task] == fm.measure(alone.model, evaluation, seed=0)
         if point is best:
-            assert same_bits(run, alone)
+            assert_same_bits(run, alone)
             assert run.metrics == alone.metrics
 
 
@@ -83,7 +72,7 @@ def test_processes_and_folders_give_the_same_bits(tmp_path):
     problem = two_tasks()
     here = fit(GRID, problem, noisy_net)
     there = fit(GRID, problem, noisy_net, workers=2, folder=tmp_path / "run")
-    assert same_bits(here, there)
+    assert_same_bits(here, there)
     assert here.points == there.points
     assert len(list((tmp_path / "run").glob("*/result.json"))) == 4
 
@@ -105,7 +94,7 @@ def test_a_grid_stopped_anywhere_goes_on(tmp_path, stop, monkeypatch):
         again = fit(GRID, problem, folder=tmp_path / "run", resume=True, checkpoint_every=1)
     assert len(trained) < 12 * (4 - finished) + 1  # a segment is one step here, and finished points have none
     whole = fit(GRID, problem, checkpoint_every=1)
-    assert same_bits(again, whole)
+    assert_same_bits(again, whole)
     assert facts(again) == facts(whole)
 
 
@@ -115,7 +104,7 @@ def test_a_finished_grid_is_returned_without_training(tmp_path, monkeypatch):
     with counting_steps(monkeypatch) as trained:
         again = fit(GRID, problem, folder=tmp_path / "run", resume=True)
     assert not trained
-    assert same_bits(first, again)
+    assert_same_bits(first, again)
     assert (first.points, first.to_json()) == (again.points, again.to_json())
     assert read_run(tmp_path / "run").algorithm == "WeightGrid"
 
@@ -125,7 +114,7 @@ def test_a_refit_trains_the_best_weights_on_all_labels():
     searched = fit(GRID, problem)
     refitted = fit(fm.WeightGrid(values=(0.3, 3), refit=True), problem)
     best = max(searched.points, key=lambda point: point.scores["tgt"])
-    assert same_bits(refitted, fit(fm.Joint(best.task_weights, refit=True), problem))
+    assert_same_bits(refitted, fit(fm.Joint(best.task_weights, refit=True), problem))
     assert refitted.points == searched.points
     assert refitted.score == searched.score
     assert refitted.final == "refit"

@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import forkmerge as fm
+from _asserts import assert_same_bits, bits
 from forkmerge.datasets import images
 from forkmerge.datasets.images import CachedImages
 from forkmerge.engine.storage import atomic_files
-from problems import bits, fit, same_bits
+from problems import fit
 
 Image = pytest.importorskip("PIL.Image")
 COUNT = 10
@@ -280,4 +281,4 @@ def test_a_run_on_cached_images_is_the_run_on_their_tensors_with_any_workers(fil
     assert first.settings["training"]["channels_last"] is True
     whole = bits(first)
     for more in ({}, {"workers": 2}, {"loader_workers": 1}):
-        assert same_bits(whole, fit(algorithm, image_problem(data), **options, **more))
+        assert_same_bits(whole, fit(algorithm, image_problem(data), **options, **more))

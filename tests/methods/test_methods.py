@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import forkmerge as fm
+from _asserts import assert_same_bits, assert_same_state, bits
 from forkmerge.engine.training.branch import BranchResult, train_branch
 from forkmerge.methods import (
     ARML,
@@ -46,22 +47,11 @@ from forkmerge.methods import (
     methods_markdown,
     methods_table,
 )
-from forkmerge.problem.randomness import random_state_kept
-from forkmerge.testing import (
-    TASKS,
-    MethodConformance,
-    SmallLosses,
-    SmallNet,
-    conformance_of_all,
-    same_state,
-    small_problem,
-    train_small,
-)
+from forkmerge.testing import MethodConformance, conformance_of_all, small_problem, train_small
 from paths import ROOT
 from problems import (
     Counted,
     Point,
-    bits,
     diverge_from,
     domains_problem,
     evaluation,
@@ -69,7 +59,6 @@ from problems import (
     fit,
     plain_net,
     quadratic_problem,
-    same_bits,
 )
 
 # L_i = ½‖θ − c_i‖² at θ = 0, so the gradients are −c_i: (−1, 0), (−1, −1) and (1, −½).
@@ -447,7 +436,7 @@ class TestTorchJD:
         whole = train_small(method, cuts=(0, 4))
         assert whole.state.is_finite()
         assert not whole.reports
-        assert same_state(train_small(method_from(text), cuts=(0, 1, 4)).state, whole.state)
+        assert_same_state(train_small(method_from(text), cuts=(0, 1, 4)).state, whole.state)
         assert train_small(method, small_problem(own_inputs=True), cuts=(0, 2)).state.is_finite()
 
     def test_objects_are_accepted_as_they_are(self) -> None:
@@ -456,7 +445,7 @@ class TestTorchJD:
 
         for made in (Mean(), AlignedMTL(), STCH(mu=0.5)):
             named = method_from(f"torchjd:{type(made).__name__}" + ("(mu=0.5)" if isinstance(made, STCH) else ""))
-            assert same_state(train_small(method_from(made), cuts=(0, 3)).state, train_small(named, cuts=(0, 3)).state)
+            assert_same_state(train_small(method_from(made), cuts=(0, 3)).state, train_small(named, cuts=(0, 3)).state)
             assert fm.Joint(method=made).method is not None
 
     def test_what_names_an_object_is_the_same_in_every_process(self) -> None:
@@ -625,18 +614,18 @@ class TestWholeRuns:
         with pytest.raises(KeyboardInterrupt):
             fit(algorithm, **options, folder=tmp_path / "run", observe=Stop(6))
         again = fit(algorithm, **options, folder=tmp_path / "run", resume=True)
-        assert same_bits(whole, again)
+        assert_same_bits(whole, again)
         assert whole.score == again.score
 
     @pytest.mark.parametrize("method", ["AuxiNash", "torchjd:FAMO"])
     def test_worker_processes_give_the_same_bits(self, method: str) -> None:
         algorithm = fm.ForkMerge("per_auxiliary", interval=2, method=method)
-        assert same_bits(fit(algorithm, steps=4), fit(algorithm, steps=4, workers=2))
+        assert_same_bits(fit(algorithm, steps=4), fit(algorithm, steps=4, workers=2))
 
     def test_a_branch_of_one_task_needs_no_method(self) -> None:
         """The target-only branch of ForkMerge is plain training whatever the method; so is SingleTask."""
         alone = fm.ForkMerge({"alone": {"tgt": 1.0}}, interval=4, method="NashMTL")
-        assert same_bits(fit(alone), fit(fm.SingleTask(interval=4)))
+        assert_same_bits(fit(alone), fit(fm.SingleTask(interval=4)))
 
     def test_reports_reach_the_notes_of_a_run(self) -> None:
         stream = fm.Stream(TensorDataset(*examples(16, 1)), diverge_from(2, "aux"), ("tgt", "aux"), 8)
@@ -675,53 +664,3 @@ class TestWholeRuns:
         assert {task: counted.reads for task, counted in data.items()} == {
             task: (2 * 5 * part if task in tasks else 0) for task in data
         }
-
-
-def train_once(method: LossMethod, problem: fm.Problem, *, suspected: bool, steps: int = 5) -> BranchResult:
-    """Train a branch that is looked at step by step from the start, or not."""
-    training = fm.Training(optimizer=fm.OptimizerOf("Adam", lr=0.01), method=method)
-    with random_state_kept():
-        torch.manual_seed(1)
-        binding = training.binding(SmallNet())
-    binding.suspects.update({"b"} if suspected else ())
-    mixture = fm.Mixture("b", dict.fromkeys(TASKS, 1.0))
-    return train_branch(binding, problem, mixture, binding.initial(), steps=steps, training=training, seed=3)
-
-
-class TestLookingBack:
-    """Loss methods look for what is not finite after a segment, and do it again step by step if they find some."""
-
-    @pytest.mark.parametrize("name", [name for name, kind in METHODS.items() if issubclass(kind, LossMethod)])
-    @pytest.mark.parametrize("oddity", [{}, {"odd": "noise", "how": "poison", "since": 3}], ids=["sound", "poisoned"])
-    def test_the_bits_are_those_of_looking_at_every_step(self, name: str, oddity: dict[str, Any]) -> None:
-        found = [train_once(METHODS[name](), small_problem(**oddity), suspected=known) for known in (False, True)]
-        assert same_state(found[0].state, found[1].state)
-        assert found[0].reports == found[1].reports == ({"not finite": {"noise": 2}} if oddity else {})
-
-    def test_an_error_that_a_spoilt_model_causes_is_not_the_users(self) -> None:
-        def refuse(model: nn.Module, batch: Any, tasks: Any, context: fm.Context) -> Any:
-            if not all(bool(p.isfinite().all()) for p in model.parameters()):
-                raise ValueError("the weights are not finite")
-            return SmallLosses(odd="noise", how="poison", since=2)(model, batch, tasks, context)
-
-        problem = small_problem()
-        streams = [replace(stream, losses=refuse) for stream in problem.stream_map.values()]
-        changed = fm.Problem("target", streams, problem.target_validation)
-        result = train_once(EW(), changed, suspected=False)
-        assert result.state.is_finite()
-        assert result.reports == {"not finite": {"noise": 3}}
-
-    def test_an_error_of_the_users_own_is_raised_at_once(self) -> None:
-        calls = []
-
-        def fail(model: nn.Module, batch: Any, tasks: Any, context: fm.Context) -> Any:
-            calls.append(context.step)
-            if context.step == 2:
-                raise ValueError("mine")
-            return SmallLosses()(model, batch, tasks, context)
-
-        problem = small_problem()
-        streams = [replace(stream, losses=fail) for stream in problem.stream_map.values()]
-        with pytest.raises(ValueError, match="mine"):
-            train_once(EW(), fm.Problem("target", streams, problem.target_validation), suspected=False)
-        assert calls == [0, 1, 2]

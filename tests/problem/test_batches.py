@@ -14,12 +14,13 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, TensorDataset, default_collate
 
 import forkmerge as fm
+from _asserts import assert_same_bits, facts
 from forkmerge.problem import prefetch
 from forkmerge.problem.batch_reader import reader_of
 from forkmerge.problem.batches import batches, evaluation_batches
 from forkmerge.problem.definition import Evaluation, Stream
 from forkmerge.problem.prefetch import SideStream, read_ahead
-from problems import evaluation, examples, facts, fit, noisy_net, same_bits, shared_losses, shared_problem
+from problems import evaluation, examples, fit, noisy_net, shared_losses, shared_problem
 
 CPU = torch.device("cpu")
 COLUMNS = examples(12, 1)
@@ -153,7 +154,7 @@ class TestWholeBatches:
             scored = Evaluation(hide(held_out), evaluation().metrics, evaluation().predict, batch_size=10)
             algorithm = fm.ForkMerge(interval=4, refit=True)
             runs.append(fit(algorithm, shared_problem(hide(dataset), validation=scored), noisy_net))
-        assert same_bits(*runs)
+        assert_same_bits(*runs)
         assert facts(runs[0]) == facts(runs[1])
 
 
@@ -210,7 +211,7 @@ class TestReadAhead:
         ahead_run = fit(algorithm, shared_problem(data, validation=scored), noisy_net)
         plain = evaluation(batch_size=7)
         plain_run = fit(algorithm, shared_problem(validation=plain), noisy_net)
-        assert same_bits(ahead_run, plain_run)
+        assert_same_bits(ahead_run, plain_run)
         assert facts(ahead_run) == facts(plain_run)
         for dataset in (data, held_out):
             assert any(name.startswith("forkmerge-feed") for name in dataset.threads)

@@ -6,22 +6,20 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import forkmerge as fm
+from _asserts import assert_close, assert_same_bits
 from forkmerge.engine.training.branch import BranchResult, train_branch
 from problems import (
     TASKS,
     Counted,
-    bits,
     domains_problem,
     evaluation,
     examples,
     fit,
     plain_net,
-    same_bits,
     seeded,
     shared_losses,
     shared_problem,
@@ -42,18 +40,13 @@ def train(
     return net, result
 
 
-def assert_close(one: nn.Module, other: nn.Module) -> None:
-    for name, value in bits(one).items():
-        torch.testing.assert_close(value, bits(other)[name], rtol=1e-5, atol=1e-6)
-
-
 class TestL2:
     def test_it_is_weight_decay_under_plain_descent(self) -> None:
         """Task weight λ and weight decay λ are the same step, for parameters that get a gradient."""
         weights = dict.fromkeys(TASKS, 1.0)
         decayed, _ = train(shared_problem(), weights, optimizer=fm.OptimizerOf("SGD", lr=0.2, weight_decay=0.05))
         as_task, _ = train(fm.with_l2(shared_problem()), {**weights, "l2": 0.05})
-        assert_close(decayed, as_task)
+        assert_close(decayed, as_task, rtol=1e-5, atol=1e-6)
 
     def test_its_loss_is_half_the_squared_norm_of_what_is_trained(self) -> None:
         net = seeded(plain_net)
@@ -89,7 +82,7 @@ class TestMerged:
         assert together.tasks == ("tgt", "others")
         one, result = train(together, {"tgt": 1.0, "others": 0.5})
         apart, parts = train(make(), {"tgt": 1.0, "aux": 0.5, "odd": 0.15})
-        assert_close(one, apart)
+        assert_close(one, apart, rtol=1e-5, atol=1e-6)
         assert result.losses["others"] == pytest.approx(parts.losses["aux"] + 0.3 * parts.losses["odd"], rel=1e-5)
 
     @pytest.mark.parametrize("make", [shared_problem, domains_problem])
@@ -118,7 +111,7 @@ class TestMerged:
         problem = fm.Problem("tgt", [stream], evaluation())
         one, _ = train(fm.merge_auxiliaries(problem, "others", ["aux", "odd"]), {"tgt": 1.0, "others": 1.0})
         apart, _ = train(problem, dict.fromkeys(TASKS, 1.0))
-        assert_close(one, apart)
+        assert_close(one, apart, rtol=1e-5, atol=1e-6)
 
     def test_a_part_of_weight_zero_is_not_asked_for(self) -> None:
         asked = []
@@ -135,7 +128,7 @@ class TestMerged:
     def test_worker_processes_can_take_it(self) -> None:
         problem = fm.merge_auxiliaries(fm.with_l2(shared_problem()), "others", ["aux", "odd"])
         algorithm = fm.ForkMerge("per_auxiliary", interval=2)
-        assert same_bits(fit(algorithm, problem, steps=2), fit(algorithm, problem, steps=2, workers=2))
+        assert_same_bits(fit(algorithm, problem, steps=2), fit(algorithm, problem, steps=2, workers=2))
 
     @pytest.mark.parametrize(
         ("tasks", "options", "message"),

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from _asserts import assert_same_bits, facts
 from paths import ROOT
-from problems import facts, fit, same_bits
+from problems import fit
 from recorded_runs import FILE, FOLDERS, INTERRUPTED, all_cases, checksum, machine
 
 RECORDED: dict[str, Any] = json.loads(FILE.read_text("utf-8"))
@@ -51,7 +52,7 @@ def test_a_folder_that_an_older_version_left_goes_on_to_the_end_it_would_have_ha
     resumed = fit(algorithm, folder=folder, resume=True, **options)
     whole = fit(algorithm, **options)
     if RECORDED["machine"] == machine():
-        assert same_bits(resumed, whole)
+        assert_same_bits(resumed, whole)
         notes = [note for note in resumed.notes if "another environment" not in note]
         assert {**facts(resumed), "notes": notes} == facts(whole)
     else:  # its first steps were taken elsewhere: the end is near, but not equal

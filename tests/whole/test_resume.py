@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import forkmerge as fm
+from _asserts import assert_same_bits, bits, facts
 from forkmerge.algorithms.run_record import Run
 from forkmerge.engine.storage import atomic_files
 from forkmerge.engine.storage.run_folder import RunFolder, status
@@ -26,13 +27,10 @@ from problems import (
     SGD,
     Augmented,
     Stopped,
-    bits,
     counting_steps,
-    facts,
     fit,
     noisy_net,
     plain_net,
-    same_bits,
     seeded,
     shared_problem,
     stop_at,
@@ -100,7 +98,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
 
 
 def assert_as_if_undisturbed(run: Run, folder: Path, whole: Whole) -> None:
-    assert same_bits(run, whole.run)
+    assert_same_bits(run, whole.run)
     assert facts(run) == facts(whole.run)
     assert record(folder) == record(whole.folder)
     assert status(folder) == "finished"
@@ -207,7 +205,7 @@ class TestTheSameModule:
         expected = fit(ALGORITHM, net=seeded(noisy_net), folder=tmp_path / "expected", **OPTIONS)
         with pytest.raises(Stopped):
             fit(ALGORITHM, net=module, folder=tmp_path / "run", observe=stop_at(at), **OPTIONS)
-        assert same_bits(expected, fit(ALGORITHM, net=module, folder=tmp_path / "run", resume=True, **OPTIONS))
+        assert_same_bits(expected, fit(ALGORITHM, net=module, folder=tmp_path / "run", resume=True, **OPTIONS))
 
     def test_also_if_the_ranking_runs_before_the_first_checkpoint_were_interrupted(self, tmp_path: Path) -> None:
         algorithm = fm.ForkMerge(fm.NestedTopK(probe_steps=3), interval=4)
@@ -215,7 +213,7 @@ class TestTheSameModule:
         expected = fit(algorithm, net=seeded(noisy_net))
         with pytest.raises(Stopped):
             fit(algorithm, net=module, folder=tmp_path / "run", observe=stop_at(1))
-        assert same_bits(expected, fit(algorithm, net=module, folder=tmp_path / "run", resume=True))
+        assert_same_bits(expected, fit(algorithm, net=module, folder=tmp_path / "run", resume=True))
 
     def test_buffers_that_two_modules_share_stay_shared(self) -> None:
         module = seeded(noisy_net)
@@ -260,7 +258,7 @@ class TestDamage:
             (folder / name).unlink()
         events: list[Any] = []
         run = go(killed, resume=True, observe=events.append)
-        assert same_bits(run, whole.run)
+        assert_same_bits(run, whole.run)
         notes = [note for note in run.notes if note not in whole.run.notes]
         assert len(notes) == 1
         assert f"skipped the damaged checkpoint {folder}: {name}" in notes[0]
@@ -271,7 +269,7 @@ class TestDamage:
         for folder in (killed / "checkpoints").iterdir():
             (folder / "manifest.json").write_text("{}")
         run = go(killed, resume=True)
-        assert same_bits(run, whole.run)
+        assert_same_bits(run, whole.run)
         assert sum("skipped the damaged checkpoint" in note for note in run.notes) == 2
 
     def test_a_torn_last_line_of_the_record_is_cut_off(self, killed: Path, whole: Whole) -> None:
@@ -299,7 +297,7 @@ class TestFinishedRuns:
         with counting_steps(monkeypatch) as trained:
             run = go(tmp_path / "run", resume=True)
         assert trained == []
-        assert same_bits(run, whole.run)
+        assert_same_bits(run, whole.run)
         assert run == Run.from_json(json.loads(json.dumps(whole.run.to_json())))
 
     def test_a_model_that_was_damaged_is_refused(self, whole: Whole, tmp_path: Path) -> None:
@@ -313,7 +311,7 @@ class TestFinishedRuns:
     def test_the_stored_model_is_plain_safetensors(self, whole: Whole) -> None:
         from safetensors.torch import load_file
 
-        assert same_bits(
+        assert_same_bits(
             dict(sorted(bits(whole.run).items())), dict(sorted(load_file(whole.folder / "model.safetensors").items()))
         )
 
@@ -321,13 +319,13 @@ class TestFinishedRuns:
 class TestFolders:
     def test_resume_starts_a_run_where_there_is_none(self, tmp_path: Path) -> None:
         run = fit(folder=tmp_path / "new", resume=True)
-        assert same_bits(run, fit())
+        assert_same_bits(run, fit())
 
     def test_a_folder_whose_making_was_killed_can_be_resumed(self, tmp_path: Path) -> None:
         (tmp_path / "run").mkdir()
         (tmp_path / "run" / "lock").write_text("")
         (tmp_path / "run" / ".tmp-config.json").write_text('{"algo')
-        assert same_bits(fit(folder=tmp_path / "run", resume=True), fit())
+        assert_same_bits(fit(folder=tmp_path / "run", resume=True), fit())
 
     def test_a_run_in_another_process_is_not_joined(self, tmp_path: Path) -> None:
         with pytest.raises(Stopped):
@@ -348,7 +346,7 @@ class TestFolders:
 
         run = fit(algorithm, folder=tmp_path / "run", checkpoint_every=4, observe=note, resume=True)
         assert steps == [12]
-        assert same_bits(run, fit(algorithm))
+        assert_same_bits(run, fit(algorithm))
         assert run.rounds[0].branches["alone"].losses == pytest.approx(
             fit(algorithm).rounds[0].branches["alone"].losses
         )
@@ -362,7 +360,7 @@ def test_any_policy_for_optimizer_state_resumes_to_the_same_bits(optimizer: Any,
     with pytest.raises(Stopped):
         fit(algorithm, folder=tmp_path / "run", observe=stop_at(12), **options)
     resumed = fit(algorithm, folder=tmp_path / "run", resume=True, **options)
-    assert same_bits(resumed, fit(algorithm, **options))
+    assert_same_bits(resumed, fit(algorithm, **options))
 
 
 def test_a_run_resumes_with_another_number_of_loader_workers(tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 import forkmerge as fm
+from _asserts import assert_same_bits, same_bits
 from forked_training import BRANCHES, CONTEXT, INPUTS, LABELS, score, sgd, step, train
-from problems import TASKS, frozen_net, noisy_net, plain_net, same_bits, seeded, shared_losses, tied_net
+from problems import TASKS, frozen_net, noisy_net, plain_net, seeded, shared_losses, tied_net
 
 
 def test_frozen_parameters_are_shared_and_tied_ones_stay_tied() -> None:
@@ -32,7 +33,7 @@ def test_a_branch_trains_exactly_as_the_original_would() -> None:
         for index in range(4):
             torch.manual_seed(index)
             step(branch)
-    assert same_bits(own.model, model)
+    assert_same_bits(own.model, model)
 
 
 def test_an_optimizer_that_is_already_warm_is_forked_with_its_state() -> None:
@@ -46,7 +47,7 @@ def test_an_optimizer_that_is_already_warm_is_forked_with_its_state() -> None:
     branch = forked["alone"]
     assert branch.optimizer.state[branch.model.body[0].weight]["step"] == 3
     step(warm), step(branch)
-    assert same_bits(branch.model, model)
+    assert_same_bits(branch.model, model)
 
 
 @pytest.mark.filterwarnings("error")

@@ -14,12 +14,12 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import forkmerge as fm
+from _asserts import assert_other_bits, assert_same_bits, bits, same_bits
 from forked_training import BRANCHES, CONTEXT, HELD_OUT, INPUTS, LABELS, branch_bits, score, sgd, step, train
 from problems import (
     Augmented,
     Bag,
     Net,
-    bits,
     conv_net,
     fit,
     frozen_net,
@@ -27,7 +27,6 @@ from problems import (
     noisy_net,
     plain_net,
     predict_target,
-    same_bits,
     seeded,
     shared_losses,
     shared_problem,
@@ -46,17 +45,17 @@ class TestForking:
         train(forked)
         forked.merge(score)
         train(forked)
-        assert same_bits(weights, model)
+        assert_same_bits(weights, model)
         assert optimizer.state_dict() == state
         assert scheduler.last_epoch == 0
 
     def test_branches_start_as_independent_copies(self) -> None:
         forked = fm.fork(model := seeded(noisy_net), sgd(model), BRANCHES)
         one, other = forked
-        assert same_bits(one.model, other.model)
+        assert_same_bits(one.model, other.model)
         step(one)
-        assert same_bits(other.model, model)
-        assert not same_bits(one.model, model)
+        assert_same_bits(other.model, model)
+        assert_other_bits(one.model, model)
 
     def test_lbfgs_works_in_an_own_loop(self) -> None:
         model = seeded(plain_net)
@@ -74,7 +73,7 @@ class TestForking:
                 branch.optimizer.step(closure)
                 assert all(p is q for p, q in zip(branch.optimizer._params, branch.model.parameters(), strict=True))
             assert forked.merge(score).score > before
-        assert same_bits(model, seeded(plain_net))
+        assert_same_bits(model, seeded(plain_net))
 
     def test_sparse_gradients_work(self) -> None:
         model = seeded(lambda: Net(Bag(sparse=True)))
@@ -110,7 +109,7 @@ class TestMerging:
         assert [o.coefficients for o in outcomes] == run.coefficients
         assert [o.score for o in outcomes] == [r.score for r in run.rounds]
         assert [o.relevance for o in outcomes] == [r.relevance for r in run.rounds]
-        assert same_bits(forked.merged_into(model), run)
+        assert_same_bits(forked.merged_into(model), run)
 
     def test_an_outcome_tells_everything_that_was_tried(self) -> None:
         forked = fm.fork(model := seeded(plain_net), sgd(model), BRANCHES)
@@ -132,14 +131,14 @@ class TestMerging:
         forked.merge(score)
         merged = fm.merge_states(before, {"alone": 0.25, "joint": 0.75})
         for branch in forked:
-            assert same_bits(bits(branch.model), merged)
+            assert_same_bits(bits(branch.model), merged)
 
     def test_merge_can_also_write_into_a_model(self) -> None:
         model, target = seeded(noisy_net), seeded(noisy_net, seed=7)
         forked = fm.fork(model, sgd(model), BRANCHES)
         train(forked)
         forked.merge(score, into=target)
-        assert same_bits(target, forked["alone"].model)
+        assert_same_bits(target, forked["alone"].model)
         step(forked["alone"])
         assert not same_bits(target, forked["alone"].model), "the model given shares no memory with a branch"
 
@@ -147,7 +146,7 @@ class TestMerging:
         model = seeded(noisy_net)
         forked = fm.fork(model, sgd(model), BRANCHES)
         train(forked)
-        assert same_bits(forked.merged_into(seeded(noisy_net, seed=7)), model)
+        assert_same_bits(forked.merged_into(seeded(noisy_net, seed=7)), model)
 
     def test_a_model_that_does_not_fit_is_named(self) -> None:
         forked = fm.fork(model := plain_net(), sgd(model), BRANCHES)
@@ -236,8 +235,8 @@ class TestMerging:
         with pytest.raises(KeyboardInterrupt):
             forked.merge(failing)
         for branch in forked:
-            assert same_bits(bits(branch.model), before[branch.name])
-        assert same_bits(forked.merged_into(seeded(noisy_net, 9)), model)
+            assert_same_bits(bits(branch.model), before[branch.name])
+        assert_same_bits(forked.merged_into(seeded(noisy_net, 9)), model)
         fresh = fm.fork(model, sgd(model), BRANCHES)
         train(fresh, dropout=True)
         assert forked.merge(score) == fresh.merge(score)
@@ -325,13 +324,13 @@ class TestStateDicts:
         again = self.new(optimizer)
         train(again, 1)  # whatever it did before is forgotten
         again.load_state_dict(torch.load(file, weights_only=True))
-        assert same_bits(again.merged_into(seeded(noisy_net, 5)), forked.merged_into(seeded(noisy_net, 6)))
+        assert_same_bits(again.merged_into(seeded(noisy_net, 5)), forked.merged_into(seeded(noisy_net, 6)))
         for held in (forked, again):
             train(held, 3, dropout=True)
             held.merge(score)
             train(held, 1, dropout=True)
         for branch in forked:
-            assert same_bits(branch.model, again[branch.name].model)
+            assert_same_bits(branch.model, again[branch.name].model)
             assert branch.scheduler.state_dict() == again[branch.name].scheduler.state_dict()
 
     def test_paired_loaders_go_on_where_they_were(self) -> None:
@@ -391,7 +390,7 @@ class TestBadBranches:
         assert outcome.faults == {"joint": "it has parameters that are not finite"}
         assert outcome.branch_scores["joint"] == -math.inf
         for branch in forked:
-            assert same_bits(bits(branch.model), alone)
+            assert_same_bits(bits(branch.model), alone)
         train(forked)
         assert all(t.isfinite().all() for name in BRANCHES for t in bits(forked[name].model).values())
 
@@ -419,9 +418,9 @@ class TestBadBranches:
         assert outcome.coefficients == {}
         assert set(outcome.faults) == set(BRANCHES)
         for branch in forked:
-            assert same_bits(bits(branch.model), kept)
+            assert_same_bits(bits(branch.model), kept)
             assert len(branch.optimizer.state) == 0
-        assert same_bits(forked.merged_into(seeded(noisy_net, 3)), kept)
+        assert_same_bits(forked.merged_into(seeded(noisy_net, 3)), kept)
 
 
 class TestBadInput:

@@ -9,8 +9,9 @@ import torch
 from torch.utils.data import TensorDataset
 
 import forkmerge as fm
+from _asserts import assert_same_bits
 from forkmerge.algorithms.run_record import Run
-from problems import TASKS, evaluation, examples, fit, noisy_net, same_bits, shared_losses, shared_problem
+from problems import TASKS, evaluation, examples, fit, noisy_net, shared_losses, shared_problem
 
 
 def mean_of(run: Run) -> torch.Tensor:
@@ -41,11 +42,11 @@ class TestBatchNormPolicies:
             fit(fm.ForkMerge(interval=4, search=fm.Fixed((0.0, 1.0)), bn=bn), net=noisy_net)
             for bn in ("average", "recompute")
         )
-        assert same_bits(one, other)
+        assert_same_bits(one, other)
 
     def test_recompute_without_batchnorm_changes_nothing(self) -> None:
         one, other = (fit(fm.ForkMerge(interval=4, search="fixed", bn=bn)) for bn in ("average", "recompute"))
-        assert same_bits(one, other)
+        assert_same_bits(one, other)
 
     @pytest.mark.parametrize("bn", ["average", "recompute"])
     def test_candidates_are_scored_exactly_as_they_are_installed(self, bn: Any) -> None:

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import forkmerge as fm
-from problems import conv_net, fit, noisy_net, same_bits, tied_net
+from _asserts import assert_same_bits
+from problems import conv_net, fit, noisy_net, tied_net
 
 
 class TestVertices:
@@ -19,7 +20,7 @@ class TestVertices:
         merged = fit(fm.ForkMerge("per_auxiliary", interval=4, search=fm.Fixed(vertex)), net=net, steps=4)
         mixture = [{"tgt": 1.0}, {"tgt": 1.0, "aux": 1.0}, {"tgt": 1.0, "odd": 1.0}][place]
         alone = fit(fm.Joint(mixture), net=net, steps=4)
-        assert same_bits(merged, alone)
+        assert_same_bits(merged, alone)
 
 
 class TestWhatAMergeKeeps:
@@ -40,4 +41,4 @@ class TestCopies:
     def test_k_copies_merge_bit_for_bit_to_the_copy(self, coefficients: Any) -> None:
         copies = {name: {"tgt": 1.0, "aux": 0.5} for name in ("one", "two", "three")}
         merged = fit(fm.ForkMerge(copies, interval=4, search=fm.Fixed(coefficients)), net=noisy_net)
-        assert same_bits(merged, fit(fm.Joint({"tgt": 1.0, "aux": 0.5}, interval=4), net=noisy_net))
+        assert_same_bits(merged, fit(fm.Joint({"tgt": 1.0, "aux": 0.5}, interval=4), net=noisy_net))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 import forkmerge as fm
-from problems import bits, conv_net, plain_net, seeded
+from _asserts import bits
+from problems import conv_net, plain_net, seeded
 
 
 def test_key_mismatches_are_named() -> None:

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 import forkmerge as fm
+from _asserts import assert_same_bits
 from forkmerge.engine.merging.synchronise import share_optimizer
 from forkmerge.engine.training.state import State
-from problems import ADAM, SGD, Point, fit, quadratic_problem, same_bits
+from problems import ADAM, SGD, Point, fit, quadratic_problem
 
 
 class TestOptimizerPolicies:
@@ -21,7 +22,7 @@ class TestOptimizerPolicies:
     @pytest.mark.parametrize("policy", ["keep", "average"])
     def test_copies_go_on_as_one_run_would(self, policy: Any, optimizer: Any) -> None:
         algorithm = fm.ForkMerge(self.COPIES, interval=4, search=fm.Fixed((0.5, 0.5)), optimizer_state=policy)
-        assert same_bits(fit(algorithm, optimizer=optimizer), fit(fm.SingleTask(), optimizer=optimizer))
+        assert_same_bits(fit(algorithm, optimizer=optimizer), fit(fm.SingleTask(), optimizer=optimizer))
 
     def test_reset_starts_every_round_without_momentum(self) -> None:
         heavy = fm.OptimizerOf("SGD", lr=0.1, momentum=1.0)

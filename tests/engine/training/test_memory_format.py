@@ -8,12 +8,29 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 import forkmerge as fm
+from _asserts import assert_same_bits, bits, facts
+from branch_training import resumed_bits, train
 from forkmerge.engine.training.memory_format import memory_format, suits_channels_last, to_channels_last
 from forkmerge.errors import ProblemError
 from forkmerge.experiments.cost_of_run import estimate_run
-from problems import SGD, TASKS, WIDTH, Net, bits, facts, fit, minus_loss, plain_net, same_bits, seeded, shared_problem
+from problems import (
+    SGD,
+    TASKS,
+    WIDTH,
+    Net,
+    conv_net,
+    evaluation,
+    examples,
+    fit,
+    minus_loss,
+    plain_net,
+    seeded,
+    shared_losses,
+    shared_problem,
+)
 
 FORMAT = torch.channels_last
 
@@ -125,7 +142,7 @@ def test_small_and_dense_nets_are_left_alone() -> None:
 def test_a_model_that_uses_view_is_trained_in_its_own_format() -> None:
     run = fit(net=view_net)
     assert run.settings["training"]["channels_last"] is False
-    assert same_bits(run, fit(net=view_net, channels_last=False))
+    assert_same_bits(run, fit(net=view_net, channels_last=False))
     with pytest.raises(fm.ProblemError, match=r"channels_last=True .*Use \.flatten or \.reshape instead of \.view"):
         fit(net=view_net, channels_last=True)
 
@@ -135,7 +152,7 @@ def test_a_dry_run_follows_the_rule_too() -> None:
         module = seeded(net)
         before = bits(module)
         estimate_run(fm.Recipe(shared_problem(), module, SGD, steps=4))
-        assert same_bits(before, module)
+        assert_same_bits(before, module)
         assert all(parameter.is_contiguous() for parameter in module.parameters())
 
 
@@ -155,7 +172,7 @@ def test_resumed_runs_keep_the_format_they_began_with(tmp_path: Path, monkeypatc
         "forkmerge.engine.training.memory_format._FEWEST_CHANNELS", 1000
     )  # another machine, or release, another rule
     again = fit(algorithm, net=wide_net, folder=tmp_path / "run", resume=True)
-    assert same_bits(whole, again)
+    assert_same_bits(whole, again)
     assert facts(whole) == facts(again)
     assert fit(algorithm, net=wide_net).settings["training"]["channels_last"] is False
     with pytest.raises(fm.StoreError, match=r"training\.channels_last was True and is False now"):
@@ -183,3 +200,27 @@ def test_a_wish_that_would_spoil_memory_is_refused() -> None:
     net = nn.Sequential(nn.Conv2d(4, 16, 1, 2), nn.Conv2d(16, 16, 3))
     with pytest.raises(ProblemError, match="write outside its tensors"), memory_format(net, True, "float32", list):
         pass
+
+
+class TestMemoryFormats:
+    def test_channels_last_computes_the_same_function(self) -> None:
+        nets = [seeded(conv_net).double(), seeded(conv_net).double()]
+        inputs, labels = examples(16, 1)
+        stream = fm.Stream(TensorDataset(inputs.double(), labels), shared_losses, TASKS, 8)
+        problem = fm.Problem("tgt", {"all": stream}, evaluation())
+        for net, last in zip(nets, (True, False), strict=True):
+            train(net, problem, channels_last=last)
+        for name, tensor in bits(nets[0]).items():
+            torch.testing.assert_close(tensor, bits(nets[1])[name], rtol=1e-9, atol=1e-12)
+
+    def test_channels_last_weights_stay_channels_last_views_of_one_row(self) -> None:
+        net = seeded(conv_net)
+        result = train(net, channels_last=True, optimizer=SGD)
+        weight, row = net.body[2].weight, result.state.rows["float32"]
+        assert weight.is_contiguous(memory_format=torch.channels_last)
+        assert not weight.is_contiguous()
+        assert row.data_ptr() <= weight.data_ptr() < row.data_ptr() + row.nbytes
+
+    def test_a_channels_last_run_survives_two_formats_of_storage(self) -> None:
+        whole = resumed_bits(conv_net, SGD, cuts=(0, 10), channels_last=True)
+        assert_same_bits(whole, resumed_bits(conv_net, SGD, channels_last=True))

@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 import forkmerge as fm
-from problems import SGD
+from _asserts import assert_same_bits
+from branch_training import WEIGHTS, resumed_bits
+from problems import SGD, plain_loop, plain_net
 
 
 @pytest.mark.parametrize(
@@ -33,3 +36,20 @@ def test_a_share_of_steps_needs_steps_to_be_a_share_of() -> None:
 def test_a_misspelt_optimizer_option_offers_the_closest() -> None:
     with pytest.raises(fm.ProblemError, match=r"unknown option of Adam 'lrr'\. Did you mean 'lr'"):
         fm.OptimizerOf("Adam", lrr=1)
+
+
+def test_parameter_groups_keep_their_own_learning_rates() -> None:
+    groups = fm.OptimizerOf("SGD", lr=0.1, momentum=0.9, group_lr={"body": 0.1, "heads.aux": 0.0})
+
+    def by_hand(model: nn.Module) -> torch.optim.Optimizer:
+        named = dict(model.named_parameters())
+        pick = [
+            {"params": [p for n, p in named.items() if n.startswith("body")], "lr": 0.1 * 0.1},
+            {"params": [p for n, p in named.items() if n.startswith("heads.aux")], "lr": 0.0},
+            {"params": [p for n, p in named.items() if n.startswith(("heads.tgt", "heads.odd"))]},
+        ]
+        return torch.optim.SGD(pick, lr=0.1, momentum=0.9)
+
+    cosine = fm.SchedulerOf("CosineAnnealingLR", T_max=10)
+    ours = resumed_bits(plain_net, groups, cosine)
+    assert_same_bits(ours, plain_loop(plain_net, by_hand, WEIGHTS, 10, scheduler=cosine))

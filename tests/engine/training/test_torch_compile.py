@@ -15,11 +15,12 @@ from tests.engine.training.test_memory_format import wide_net
 from torch import nn
 
 import forkmerge as fm
+from _asserts import assert_close, assert_same_bits, facts
 from forkmerge.engine.merging.race_over_examples import count_operations
 from forkmerge.engine.training import torch_compile
 from forkmerge.engine.training.torch_compile import compiled, install
 from forkmerge.methods import PCGrad
-from problems import SGD, TASKS, WIDTH, Net, bits, facts, fit, noisy_net, plain_net, same_bits, seeded, shared_problem
+from problems import SGD, TASKS, WIDTH, Net, fit, noisy_net, plain_net, seeded, shared_problem
 
 # torch warns of its own doings while it compiles: a look at gradients of traced tensors, and old code it imports.
 pytestmark = [
@@ -42,11 +43,6 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def close(left: Any, right: Any) -> None:
-    for name, tensor in bits(left).items():
-        torch.testing.assert_close(tensor, bits(right)[name], rtol=1e-3, atol=1e-4, msg=name)
-
-
 def values() -> list[Any]:
     return [getattr(config, key) for config, wanted in torch_compile._configs() for key in wanted]
 
@@ -55,7 +51,7 @@ def test_a_compiled_run_trains_the_same_model_and_leaves_no_trace() -> None:
     before, net = values(), seeded(noisy_net)
     names = list(net.state_dict())
     run = fit(net=net, compile=EAGER)
-    close(run, fit(net=lambda: seeded(noisy_net)))
+    assert_close(run, fit(net=lambda: seeded(noisy_net)), rtol=1e-3, atol=1e-4)
     assert list(net.state_dict()) == names
     assert all(module._compiled_call_impl is None for module in net.modules())
     assert values() == before
@@ -92,7 +88,7 @@ def test_hooks_run_and_pickles_and_copies_are_plain() -> None:
     assert called
     for twin in (pickle.loads(pickle.dumps(net)), copy.deepcopy(net)):
         assert twin._compiled_call_impl is None
-        assert same_bits(net, twin)
+        assert_same_bits(net, twin)
 
 
 class Odd(nn.Module):
@@ -127,14 +123,19 @@ def test_operations_of_a_compiled_model_are_counted_as_before(graphs: list[int])
 
 def test_gradient_methods_may_pass_backward_several_times() -> None:
     algorithm = fm.Joint(dict.fromkeys(TASKS, 1.0), method=PCGrad())
-    close(fit(algorithm, net=lambda: seeded(plain_net), compile=EAGER), fit(algorithm, net=lambda: seeded(plain_net)))
+    assert_close(
+        fit(algorithm, net=lambda: seeded(plain_net), compile=EAGER),
+        fit(algorithm, net=lambda: seeded(plain_net)),
+        rtol=1e-3,
+        atol=1e-4,
+    )
 
 
 def test_channels_last_weights_are_compiled_as_such(graphs: list[int]) -> None:
     run = fit(net=lambda: seeded(wide_net), compile=True)
     assert graphs
     assert run.settings["training"]["channels_last"] is True
-    assert same_bits(run, fit(net=lambda: seeded(wide_net)))
+    assert_same_bits(run, fit(net=lambda: seeded(wide_net)))
 
 
 def test_interrupted_and_resumed_in_workers_a_compiled_run_has_the_same_bits(tmp_path: Path) -> None:
@@ -150,7 +151,7 @@ def test_interrupted_and_resumed_in_workers_a_compiled_run_has_the_same_bits(tmp
         fit(algorithm, **options, compile=EAGER, observe=stop)
     torch._dynamo.reset()
     again = fit(algorithm, **options, compile=EAGER, resume=True, workers=2)
-    assert same_bits(whole, again)
+    assert_same_bits(whole, again)
     assert facts(whole) == facts(again)
     with pytest.raises(fm.StoreError, match=r"training\.compile was 'aot_eager' and is False now"):
         fit(algorithm, **options, resume=True)
@@ -188,4 +189,4 @@ def test_backends_that_cannot_serve_are_refused(how: str, message: str) -> None:
 def test_generated_code_trains_the_same_model() -> None:
     algorithm = fm.SingleTask()
     runs = [fit(algorithm, shared_problem(), lambda: seeded(plain_net), steps=4, compile=how) for how in (True, False)]
-    close(*runs)
+    assert_close(*runs, rtol=1e-3, atol=1e-4)
