@@ -89,3 +89,38 @@ def test_a_seed_of_its_own_is_another_order() -> None:
 def test_any_iterable_can_be_paired() -> None:
     forked = fm.fork(model := plain_net(), sgd(model), BRANCHES)
     assert list(forked["alone"].paired([1, 2, 3])) == [1, 2, 3]
+
+
+def test_passes_are_counted_per_loader_so_that_branches_may_use_different_ones() -> None:
+    target = DataLoader(Augmented(), batch_size=4, shuffle=True)
+    auxiliary = DataLoader(Augmented(40), batch_size=4, shuffle=True)
+    forked = fm.fork(model := plain_net(), sgd(model), BRANCHES, seed=4)
+    batches: dict[str, list[Any]] = {branch.name: [] for branch in forked}
+    for _ in range(3):
+        batches["alone"] += [inputs.tolist() for inputs, _ in forked["alone"].paired(target)]
+    for _ in range(3):  # the other way round, too: the auxiliary's pass begins first
+        pairs = zip(forked["joint"].paired(auxiliary), forked["joint"].paired(target), strict=False)
+        batches["joint"] += [inputs.tolist() for _, (inputs, _) in pairs]
+    assert batches["alone"] == batches["joint"]
+    assert batches["alone"][:4] != batches["alone"][4:8]
+
+
+def test_loaders_made_anew_in_every_branch_are_paired_by_type_and_length() -> None:
+    forked = fm.fork(model := plain_net(), sgd(model), BRANCHES, seed=4)
+    batches = {}
+    for branch in forked:
+        passes = [branch.paired(DataLoader(Augmented(), batch_size=4, shuffle=True)) for _ in range(2)]
+        batches[branch.name] = [[inputs.tolist() for inputs, _ in each] for each in passes]
+    assert batches["alone"] == batches["joint"]
+    assert batches["alone"][0] != batches["alone"][1]
+
+
+def test_zipped_passes_of_unequal_length_give_the_caller_its_random_state_back() -> None:
+    short, long = DataLoader(Augmented(8), batch_size=4), DataLoader(Augmented(), batch_size=4, shuffle=True)
+    forked = fm.fork(model := plain_net(), sgd(model), BRANCHES)
+    for pair in ((short, long), (long, short)):
+        torch.manual_seed(1)
+        before = torch.get_rng_state()
+        for _ in zip(*(forked["alone"].paired(loader) for loader in pair), strict=False):
+            torch.rand(3)
+        assert torch.equal(torch.get_rng_state(), before)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -14,7 +14,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from forkmerge.algorithms.faulty_branches import find_faulty
 from forkmerge.algorithms.own_loop.copy_training import copy_training
-from forkmerge.algorithms.own_loop.paired_loader import paired_batches
+from forkmerge.algorithms.own_loop.merge_checks import ScoreWatch, check_equally_trained, check_scores, check_trained
+from forkmerge.algorithms.own_loop.paired_loader import LoaderList, PairedPasses
 from forkmerge.engine.merging.arithmetic import Coefficients
 from forkmerge.engine.merging.blend import Blender
 from forkmerge.engine.merging.find_merge import MergeProblem, find_merge
@@ -26,7 +27,7 @@ from forkmerge.engine.training.options import Mixture
 from forkmerge.engine.training.state import Layout, State, check_same_parameters
 from forkmerge.errors import ProblemError, unknown_name
 from forkmerge.problem.definition import check_weight
-from forkmerge.problem.randomness import derive, random_state_kept
+from forkmerge.problem.randomness import random_state_kept
 from forkmerge.problem.scoring import evaluating
 
 Score = Callable[[nn.Module], float]
@@ -65,23 +66,28 @@ class ForkedBranch:
         scaler: Its own gradient scaler, if there is one.
     """
 
-    def __init__(self, mixture: Mixture, binding: ModelBinding, scaler: torch.amp.GradScaler | None, seed: int) -> None:
+    def __init__(
+        self, mixture: Mixture, binding: ModelBinding, scaler: torch.amp.GradScaler | None, passes: PairedPasses
+    ) -> None:
         self.name, self.task_weights = mixture.name, dict(mixture.task_weights)
         self.model, self.optimizer, self.scheduler = binding.model, binding.optimizer, binding.scheduler
         self.scaler = scaler
-        self._mixture, self._binding, self._seed = mixture, binding, seed
+        self._mixture, self._binding, self._passes = mixture, binding, passes
         self._state = binding.initial()
-        self._round, self._passes = 0, 0
+        self._steps = 0  # of the optimizer, since the last merge
+        self.optimizer.register_step_post_hook(self._count_step)
 
     def paired(self, loader: Iterable[Any]) -> Iterator[Any]:
         """Iterate over a loader so that every branch gets the same batches and the same randomness.
 
-        The n-th pass of a round is a pure function of the fork's seed, for shuffling, augmentation (also in
-        loader workers) and dropout alike. The caller's random states come back when the pass ends.
+        The n-th pass over a loader in a round is a pure function of the fork's seed, for shuffling, augmentation (also
+        in loader workers) and dropout alike. Loaders may be zipped, and a branch may use fewer than another. The
+        caller's random states come back when the passes have ended.
         """
-        seed = derive(self._seed, "paired", self._round, self._passes)
-        self._passes += 1
-        yield from paired_batches(loader, seed)
+        return self._passes.batches(loader)
+
+    def _count_step(self, *_: Any) -> None:
+        self._steps += 1
 
     def __repr__(self) -> str:
         return f"ForkedBranch({self.name!r}, {self.task_weights})"
@@ -93,6 +99,7 @@ class Fork:
     def __init__(self, branches: list[ForkedBranch], search: Search | None, optimizer_state: str) -> None:
         self._branches = {branch.name: branch for branch in branches}
         self._search, self._optimizer_state = search, optimizer_state
+        self._watch = ScoreWatch()
         self._merged = branches[0]._state.weights()
 
     def __iter__(self) -> Iterator[ForkedBranch]:
@@ -113,6 +120,7 @@ class Fork:
         into: nn.Module | None = None,
         search: Search | str | None = None,
         refresh: Callable[[nn.Module], None] | None = None,
+        allow_unequal_steps: bool = False,
     ) -> MergeOutcome:
         """Search the best combination of the branches, and let all branches go on from it.
 
@@ -121,12 +129,13 @@ class Fork:
             into: A model that also gets the merged weights.
             search: Overrides the fork's search.
             refresh: Called on every combination before it is scored, e.g. to recompute BatchNorm statistics.
+            allow_unequal_steps: Merge branches whose optimizers took different numbers of steps since the last merge.
         """
         branches, names = list(self._branches.values()), list(self._branches)
         states = self._gather(branches)
         used = search_from(search) or self._search or (Grid() if len(branches) <= 2 else Greedy())
         used.check(len(branches))
-        self._check_trained(states)
+        self._check_trained(states, allow_unequal_steps)
         first = branches[0]._binding  # whose model is lent to the candidates
         faults = find_faulty(names, states)
         scratch = self._merged.weights()  # so that the last merge outlives a score that fails
@@ -141,17 +150,20 @@ class Fork:
         try:
             with random_state_kept(), evaluating(first.model):
                 merge = find_merge(_OwnMerge(names, faults, blend, score), used)
+                check_scores(merge, faults)
                 if any(merge.vector):
                     self._merged.take_weights(blend(merge.vector))
         finally:
             first.attach_weights(states[0])
         coefficients = merge.vector or (0.0,) * len(names)
         synchronise(states, self._merged, coefficients, self._optimizer_state)
+        loaders, index = LoaderList(), self._first._passes.round_index + 1
         for branch, state in zip(branches, states, strict=True):
             branch._binding.attach(state)
-            branch._round, branch._passes = branch._round + 1, 0
+            branch._passes, branch._steps = PairedPasses(branch._passes.seed, loaders, index), 0
         if into is not None:
             self.merged_into(into)
+        self._watch.see(merge)
         return MergeOutcome(
             coefficients=merge.coefficients,
             score=merge.score,
@@ -180,13 +192,14 @@ class Fork:
             branch.name: {
                 "state": branch._state.clone().to_value(),
                 "buffers": {name: b.clone() for name, b in branch.model.named_buffers()},
-                "round": branch._round,
-                "passes": branch._passes,
+                "round": branch._passes.round_index,
+                "passes": dict(branch._passes.counts),
+                "steps": branch._steps,
             }
             for branch in self
         }
         merged = {"state": self._merged.weights().to_value(), "buffers": self._buffers_of(self._merged)}
-        return {"branches": branches, "merged": merged}
+        return {"branches": branches, "merged": merged, "watch": asdict(self._watch)}
 
     def load_state_dict(self, value: Mapping[str, Any]) -> None:
         """Go on from where `state_dict` was taken, in a fork of the same model with the same branches."""
@@ -194,19 +207,25 @@ class Fork:
             raise ProblemError(
                 f"the state has branches {', '.join(value['branches'])}, this fork {', '.join(self._branches)}."
             )
+        loaders = LoaderList()
         for name, branch in self._branches.items():
             stored = value["branches"][name]
             branch._state = self._read(branch._binding, stored)
-            branch._round, branch._passes = stored["round"], stored["passes"]
+            passes = stored["passes"]  # one number, before loaders were counted one by one
+            counts = passes if isinstance(passes, Mapping) else {0: passes} if passes else {}
+            branch._passes = PairedPasses(branch._passes.seed, loaders, stored["round"], counts)
+            branch._steps = stored.get("steps", 0)
             branch._binding.attach(branch._state)
+        self._watch = ScoreWatch(**value.get("watch", {}))
         self._merged = self._read(self._first._binding, value["merged"])
 
-    def _check_trained(self, states: list[State]) -> None:
-        if all(torch.equal(row, self._merged.rows[name]) for state in states for name, row in state.rows.items()):
-            raise ProblemError(
-                "no branch has changed since the last merge: train branch.model with branch.optimizer, not the model "
-                "that was forked."
-            )
+    def _check_trained(self, states: list[State], allow_unequal_steps: bool) -> None:
+        idle = check_trained(dict(zip(self._branches, states, strict=True)), self._merged)
+        if not allow_unequal_steps:
+            # A gradient scaler leaves out steps that overflow, in some branches more than in others.
+            counted = [b for b in self if b.scaler is None or not b.scaler.is_enabled()]
+            names = [branch.name for branch in counted]
+            check_equally_trained([name for name in idle if name in names], {b.name: b._steps for b in counted})
 
     @property
     def _first(self) -> ForkedBranch:
@@ -282,13 +301,13 @@ def fork(
         raise ProblemError(f"optimizer_state must be keep, average or reset, got {optimizer_state!r}.")
     if getattr(scheduler, "optimizer", optimizer) is not optimizer:
         raise ProblemError("the scheduler given drives another optimizer: make it from the optimizer given.")
-    forked = []
+    forked, loaders = [], LoaderList()
     for name, weights in branches.items():
         for task, weight in weights.items():
             check_weight(name, task, weight)
         module, own_optimizer, own_scheduler, own_scaler = copy_training(model, optimizer, scheduler, scaler)
         binding = ModelBinding(module, own_optimizer, own_scheduler, own_scaler)
-        forked.append(ForkedBranch(Mixture(name, weights), binding, own_scaler, seed))
+        forked.append(ForkedBranch(Mixture(name, weights), binding, own_scaler, PairedPasses(seed, loaders)))
     chosen = search_from(search)
     if chosen is not None:
         chosen.check(len(forked))

@@ -1,0 +1,89 @@
+"""What is wrong with a merge in one's own loop, said before it is believed: untrained branches, scores that mislead."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from forkmerge.engine.merging.find_merge import Merge
+from forkmerge.engine.training.state import State
+from forkmerge.errors import ProblemError
+
+_FALLS = 2  # one fall of all branches may be chance on few examples
+
+
+def check_trained(states: Mapping[str, State], merged: State) -> list[str]:
+    """Return the branches that are as the last merge left them; refuse if all are."""
+    idle = [
+        name
+        for name, state in states.items()
+        if all(torch.equal(row, merged.rows[key]) for key, row in state.rows.items())
+    ]
+    if len(idle) == len(states):
+        raise ProblemError(
+            "no branch has changed since the last merge: train branch.model with branch.optimizer, not the model "
+            "that was forked."
+        )
+    return idle
+
+
+def check_equally_trained(idle: Sequence[str], steps: Mapping[str, int]) -> None:
+    """Refuse branches that were trained less than others.
+
+    Args:
+        idle: Branches that have not changed since the last merge.
+        steps: Steps of every branch's optimizer since then.
+    """
+    if idle:
+        raise ProblemError(
+            f"branch {idle[0]!r} has not changed since the last merge, while others were trained: train branch.model "
+            "of every branch, or pass merge(…, allow_unequal_steps=True) to merge it as it is."
+        )
+    if len(set(steps.values())) > 1:
+        counts = ", ".join(f"{name} {count}" for name, count in steps.items())
+        raise ProblemError(
+            f"the branches took different numbers of optimizer steps since the last merge ({counts}): a merge compares "
+            "branches that were trained equally long. Train them alike (zip stops at the shorter loader), or pass "
+            "merge(…, allow_unequal_steps=True)."
+        )
+
+
+def check_scores(merge: Merge, faults: Mapping[str, str]) -> None:
+    """Refuse a score that is NaN for every sound branch: nothing could be chosen by it."""
+    scores = [score for name, score in merge.branch_scores.items() if name not in faults]
+    if scores and all(map(math.isnan, scores)):
+        raise ProblemError(
+            "the score of every branch is NaN, so no merge can be chosen: call your score on one branch.model and look "
+            "where its NaN comes from (no validation examples, 0/0, a metric of one class). The branches are as they "
+            "were."
+        )
+
+
+@dataclass
+class ScoreWatch:
+    """Notices a score that falls while training goes on, as a loss does.
+
+    Args:
+        last: Score of the last merge.
+        falls: Rounds in a row in which every branch scored lower than the merge it was forked from.
+    """
+
+    last: float = math.nan
+    falls: int = 0
+
+    def see(self, merge: Merge) -> None:
+        """Take in a merge, and warn once two rounds in a row have made all branches score lower."""
+        scores = [score for score in merge.branch_scores.values() if math.isfinite(score)]
+        self.falls = self.falls + 1 if scores and max(scores) < self.last else 0
+        self.last = merge.score
+        if self.falls == _FALLS:
+            warnings.warn(
+                f"in {_FALLS} rounds in a row every branch scored lower than the model it was forked from. If your "
+                "score falls as training gets better, as a loss or an error does, return minus it: higher must be "
+                "better. Otherwise training makes the target worse: lower the learning rate, or merge more often.",
+                stacklevel=3,
+            )
