@@ -20,7 +20,7 @@ from harness import HERE, begin, parser, read_results, save
 from page import Goal, Section, Table
 
 import forkmerge as fm
-from forkmerge.analysis.advice import ShortRun, advise, affinity, compute_share, plan_probe, probe
+from forkmerge.analysis.advice import ShortRun, advise, affinity, compute_share, probe, probe_settings
 from forkmerge.analysis.results import TransferCurve
 from forkmerge.analysis.studies import measure_transfer
 from forkmerge.analysis.transfer_runs import Recipes, SeededSource, forkmerge
@@ -60,7 +60,7 @@ def settings(quick: bool) -> dict[str, Recipes]:
 def score_probes(recipes: Recipes, seeds: Sequence[int]) -> dict[str, dict[str, Any]]:
     """Return what the probes say of every auxiliary."""
     recipe = recipes(seeds[0])
-    plan = plan_probe(recipe.problem, recipe.steps)
+    plan = probe_settings(recipe.problem, recipe.steps)
     trials: list[ShortRun] = [trial for seed in seeds for trial in probe(recipes(seed), plan, seed)]
     found = {}
     for task in recipe.problem.auxiliaries:
@@ -78,7 +78,7 @@ def score_probes(recipes: Recipes, seeds: Sequence[int]) -> dict[str, dict[str, 
 def score_setting(recipes: Recipes, seeds: Sequence[int], workers: int) -> dict[str, Any]:
     """Return truth and estimates of all pairs of a target, and what the estimates cost."""
     recipe = recipes(seeds[0])
-    share = compute_share(recipe.problem, plan_probe(recipe.problem, recipe.steps), recipe.steps)
+    share = compute_share(recipe.problem, probe_settings(recipe.problem, recipe.steps), recipe.steps)
     probed = score_probes(recipes, seeds)
     measure = partial(measure_transfer, recipes, weights=(1.0,), seeds=seeds, split="test", workers=workers)
     curves, merged = measure(), measure(maker=forkmerge) if isinstance(recipes, SeededSource) else {}

@@ -9,9 +9,8 @@ looks harmful, because sharing a step slows the target down at first.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
 from typing import Literal
@@ -21,17 +20,15 @@ from torch import nn
 from forkmerge.algorithms import SingleTask
 from forkmerge.algorithms.fit import build_model
 from forkmerge.algorithms.mixtures import ALONE
-from forkmerge.algorithms.preflight import check_run
 from forkmerge.analysis.heldout import heldout_loss, reads_heldout
 from forkmerge.analysis.result_base import Result
 from forkmerge.analysis.results import Advised, TransferCurve
-from forkmerge.engine.executors.devices import check_devices, place_model
 from forkmerge.engine.executors.parallel_calls import using_threads
 from forkmerge.engine.training.branch import train_branch
-from forkmerge.engine.training.memory_format import memory_format
 from forkmerge.engine.training.options import Mixture, Training
 from forkmerge.experiments.paired_statistics import CONFIDENCE, compare_paired
 from forkmerge.experiments.recipe import Recipe
+from forkmerge.experiments.short_training import short_training
 from forkmerge.problem.definition import Problem
 from forkmerge.problem.metrics import Criterion
 from forkmerge.problem.randomness import random_state_kept
@@ -46,16 +43,16 @@ they are new. Chosen on the demo's problem with 20 to 600 labels. Scores have no
 
 Measure = Literal["loss", "score"]
 
-_LOOKS = (0.5, 0.75, 1.0)  # a trial is judged over its second half: one batch more or less moves a loss
+_CHECKS = (0.5, 0.75, 1.0)  # a short run is judged over its second half: one batch more or less moves a loss
 
 
 @dataclass(frozen=True)
-class ProbePlan(Result):
+class ProbeSettings(Result):
     """Where the target's training is forked, and for how long.
 
     Args:
-        prefix: Steps of the target alone before auxiliaries are tried.
-        steps: Steps of each trial.
+        prefix: Steps of the target alone before auxiliaries join it.
+        steps: Steps of each short run.
         weights: λ that are tried.
     """
 
@@ -64,15 +61,15 @@ class ProbePlan(Result):
     weights: tuple[float, ...] = (1.0,)
 
 
-def plan_probe(problem: Problem, full_steps: int, share: float = SHARE) -> ProbePlan:
+def probe_settings(problem: Problem, full_steps: int, share: float = SHARE) -> ProbeSettings:
     """Return a probe that costs at most a share of one full run per auxiliary and one of the target alone.
 
-    Half of it goes into the target's own training, at most a quarter of a run, the rest into trials.
+    Half of it goes into the target's own training, at most a quarter of a run, the rest into short runs.
     """
     units = 1 + sum(pair_units(problem, auxiliary) for auxiliary in problem.auxiliaries)
     prefix = min(int(share / 2 * units * full_steps), full_steps // 4)
     steps = int((share * units * full_steps - prefix) / units)
-    return ProbePlan(max(prefix, 1), max(steps, 1))
+    return ProbeSettings(max(prefix, 1), max(steps, 1))
 
 
 def pair_units(problem: Problem, auxiliary: str) -> int:
@@ -81,10 +78,10 @@ def pair_units(problem: Problem, auxiliary: str) -> int:
     return sum(any(task in tasks for task in stream.tasks) for stream in problem.stream_map.values())
 
 
-def compute_share(problem: Problem, plan: ProbePlan, full_steps: int) -> float:
+def compute_share(problem: Problem, settings: ProbeSettings, full_steps: int) -> float:
     """Return what a probe costs relative to one full run per auxiliary and one of the target alone, in batches."""
     pairs = sum(pair_units(problem, auxiliary) for auxiliary in problem.auxiliaries)
-    spent = plan.prefix + plan.steps * (1 + len(plan.weights) * pairs)
+    spent = settings.prefix + settings.steps * (1 + len(settings.weights) * pairs)
     return spent / (full_steps * (1 + pairs))
 
 
@@ -97,7 +94,7 @@ class ShortRun(Result):
         weight: λ.
         seed: The seed.
         effect: How much better the target is with it, relative to without it; the mean over the second half of the
-            trial.
+            run.
         measure: What got better: its "loss" on validation examples, or its "score" where its stream cannot read them.
     """
 
@@ -108,49 +105,56 @@ class ShortRun(Result):
     measure: Measure = "loss"
 
 
-def probe(recipe: Recipe, plan: ProbePlan, seed: int) -> list[ShortRun]:
-    """Fork the target's own training and try every auxiliary from there.
+def probe(recipe: Recipe, settings: ProbeSettings, seed: int) -> list[ShortRun]:
+    """Fork the target's own training and go on with every auxiliary from there.
 
     Args:
         recipe: The problem and how to train on it.
-        plan: Where to fork, and for how long.
+        settings: Where to fork, and for how long.
         seed: Of first weights, batches and everything else.
     """
-    problem = recipe.problem.sealed()
-    with random_state_kept(), using_threads(1), _prepared(recipe, problem, seed) as (model, training):
-        binding = training.binding(model)
-        train = partial(train_branch, binding, problem, training=training, seed=seed)
-        trunk = binding.initial()
-        train(Mixture(ALONE, {problem.target: 1.0}), trunk, steps=plan.prefix)
-        measured: Measure = "loss" if reads_heldout(model, problem, seed) else "score"
-        criterion = Criterion(problem.target_validation.directions)
-        is_relative = measured == "score" and criterion.needs_reference  # such scores are relative changes already
+    with random_state_kept(), using_threads(1):
+        model = build_model(recipe.model, seed)
+        with short_training(recipe, SingleTask().settings(recipe.problem), model, seed) as training:
+            return _short_runs(model, recipe.problem.sealed(), training, settings, seed)
 
-        def judged() -> float:
-            nonlocal criterion
-            if measured == "loss":
-                return -heldout_loss(model, problem, seed=seed)
-            metrics = measure(model, problem.target_validation, seed=seed)
-            if criterion.needs_reference:
-                criterion = criterion.with_reference(metrics)
-            return criterion.score(metrics)
 
-        def outcomes(weights: dict[str, float]) -> list[float]:
-            branch, found = trunk.clone(), []
-            for look in looks:
-                done = branch.step - trunk.step
-                train(Mixture("trial", {problem.target: 1.0, **weights}), branch, steps=look - done)
-                binding.attach_weights(branch)
-                found.append(judged())
-            return found
+def _short_runs(
+    model: nn.Module, problem: Problem, training: Training, settings: ProbeSettings, seed: int
+) -> list[ShortRun]:
+    binding = training.binding(model)
+    train = partial(train_branch, binding, problem, training=training, seed=seed)
+    trunk = binding.initial()
+    train(Mixture(ALONE, {problem.target: 1.0}), trunk, steps=settings.prefix)
+    measured: Measure = "loss" if reads_heldout(model, problem, seed) else "score"
+    criterion = Criterion(problem.target_validation.directions)
+    is_relative = measured == "score" and criterion.needs_reference  # such scores are relative changes already
+    checked_steps = sorted({max(round(share * settings.steps), 1) for share in _CHECKS})
 
-        looks = sorted({max(round(share * plan.steps), 1) for share in _LOOKS})
-        base = outcomes({})
-        return [
-            ShortRun(auxiliary, weight, seed, _effect(outcomes({auxiliary: weight}), base, is_relative), measured)
-            for auxiliary in problem.auxiliaries
-            for weight in plan.weights
-        ]
+    def value_now() -> float:
+        nonlocal criterion
+        if measured == "loss":
+            return -heldout_loss(model, problem, seed=seed)
+        metrics = measure(model, problem.target_validation, seed=seed)
+        if criterion.needs_reference:
+            criterion = criterion.with_reference(metrics)
+        return criterion.score(metrics)
+
+    def values_with(weights: dict[str, float]) -> list[float]:
+        branch, values = trunk.clone(), []
+        for step in checked_steps:
+            done = branch.step - trunk.step
+            train(Mixture("short run", {problem.target: 1.0, **weights}), branch, steps=step - done)
+            binding.attach_weights(branch)
+            values.append(value_now())
+        return values
+
+    base = values_with({})
+    return [
+        ShortRun(auxiliary, weight, seed, _effect(values_with({auxiliary: weight}), base, is_relative), measured)
+        for auxiliary in problem.auxiliaries
+        for weight in settings.weights
+    ]
 
 
 def _effect(values: Sequence[float], base: Sequence[float], is_relative: bool) -> float:
@@ -158,22 +162,9 @@ def _effect(values: Sequence[float], base: Sequence[float], is_relative: bool) -
     return fmean((value - b) / scale for value, b, scale in zip(values, base, scales, strict=True))
 
 
-@contextmanager
-def _prepared(recipe: Recipe, problem: Problem, seed: int) -> Iterator[tuple[nn.Module, Training]]:
-    """Give the model and how it is trained, as `fit` would."""
-    known = {item.name for item in fields(Training)}
-    options = {key: value for key, value in recipe.options.items() if key in known}
-    training = Training(recipe.optimizer, **options).over(recipe.steps)
-    model = build_model(recipe.model, seed)
-    place_model(model, check_devices(recipe.options.get("devices")))
-    check = partial(check_run, problem, model, training, SingleTask().settings(problem), seed)
-    with memory_format(model, training.channels_last, training.precision, check) as is_channels_last:
-        yield model, replace(training, channels_last=is_channels_last, compile=False)
-
-
 @dataclass(frozen=True)
 class Affinity(Result):
-    """What trials with an auxiliary say of it.
+    """What short runs with an auxiliary say of it.
 
     Args:
         auxiliary: The auxiliary.
@@ -195,15 +186,13 @@ class Affinity(Result):
         return not self.mean >= -(TOLERANCE if self.measure == "loss" else 0.0)
 
 
-def affinity(
-    trials: Sequence[ShortRun], auxiliary: str, weight: float = 1.0, confidence: float = CONFIDENCE
-) -> Affinity:
+def affinity(runs: Sequence[ShortRun], auxiliary: str, weight: float = 1.0, confidence: float = CONFIDENCE) -> Affinity:
     """Return the mean effect of an auxiliary over seeds, with its interval."""
-    mine = [trial for trial in trials if trial.auxiliary == auxiliary and trial.weight == weight]
-    effects, measured = {trial.seed: trial.effect for trial in mine}, mine[0].measure if mine else "loss"
+    own = [run for run in runs if run.auxiliary == auxiliary and run.weight == weight]
+    effects, measured = {run.seed: run.effect for run in own}, own[0].measure if own else "loss"
     finite = {seed: value for seed, value in effects.items() if math.isfinite(value)}
     paired = compare_paired(finite, dict.fromkeys(finite, 0.0), confidence)
-    if paired is None or len(finite) < len(effects):  # a trial that diverged is as bad as can be
+    if paired is None or len(finite) < len(effects):  # a run that diverged is as bad as can be
         return Affinity(auxiliary, -math.inf, None, None, measured)
     return Affinity(auxiliary, paired.mean, paired.low, paired.high, measured)
 

@@ -23,9 +23,9 @@ from forkmerge.engine.merging.searches import Search, fitting
 from forkmerge.engine.training.optimizers import SchedulerOf
 from forkmerge.engine.training.options import Mixture
 from forkmerge.errors import ProblemError, unknown_name
-from forkmerge.experiments.recipe import Recipe, recipe_from, source_for
+from forkmerge.experiments.recipe import Recipe, seeded_recipe
 from forkmerge.problem.definition import Problem
-from forkmerge.problem.randomness import derive, random_state_kept, set_random_state
+from forkmerge.problem.randomness import random_state_kept
 from forkmerge.problem.scoring import measure
 
 Recipes = Callable[[int], Recipe]
@@ -52,15 +52,18 @@ class SeededSource:
 
     def __call__(self, seed: int) -> Recipe:
         """Return the recipe of a seed; data or weights that its function draws depend on the seed alone."""
-        with random_state_kept():
-            set_random_state(derive(seed, "recipe"))
-            return recipe_from(source_for(self.source, seed, self.target))
+        return seeded_recipe(self.source, seed, self.target)
 
 
 def equal_weights(recipe: Recipe, auxiliary: str, weight: float, method: str | None = None) -> Algorithm:
     """Return joint training with {target: 1, auxiliary: λ}, its tasks combined by `method`."""
     weights = {recipe.problem.target: 1.0, **dict.fromkeys(_named(recipe.problem, auxiliary), weight)}
     return Joint(weights, method=method, **_common(recipe))
+
+
+def single_task(recipe: Recipe) -> SingleTask:
+    """Return training on the target alone, which gains are measured against."""
+    return SingleTask(**_common(recipe))
 
 
 def forkmerge(recipe: Recipe, auxiliary: str, weight: float) -> Algorithm:
@@ -181,9 +184,7 @@ def take(lesson: TransferRun, tell: Tell = lambda value: None) -> TransferRunRes
 def fit_transfer_run(lesson: TransferRun, recipe: Recipe) -> Run:
     """Train a lesson's model with the recipe's own options; validation labels are never trained on."""
     recipe = shortened(recipe, lesson.steps)
-    algorithm = (
-        lesson.maker(recipe, lesson.auxiliary, lesson.weight) if lesson.auxiliary else SingleTask(**_common(recipe))
-    )
+    algorithm = lesson.maker(recipe, lesson.auxiliary, lesson.weight) if lesson.auxiliary else single_task(recipe)
     options = {"steps": recipe.steps, **recipe.options, "seed": lesson.seed, "workers": 1, "threads": 1}
     return algorithm.fit(recipe.problem, model=recipe.model, optimizer=recipe.optimizer, **options)
 

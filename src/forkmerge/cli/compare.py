@@ -30,7 +30,7 @@ from forkmerge.errors import ConfigError, command
 from forkmerge.experiments.compare_options import options_from
 from forkmerge.experiments.compared_methods import ABOUT
 from forkmerge.experiments.comparison import plan_comparison, run_comparison
-from forkmerge.experiments.cost_of_comparison import comparison_cost_table, estimate_comparison
+from forkmerge.experiments.cost_of_comparison import estimate_comparison
 from forkmerge.experiments.events import Watch
 from forkmerge.experiments.option_syntax import option_from, split_words
 from forkmerge.experiments.recipe import read_settings
@@ -38,6 +38,7 @@ from forkmerge.experiments.results_file import write_records
 from forkmerge.experiments.run_results import read_plan
 from forkmerge.methods import method_from, methods_table
 from forkmerge.report.comparison_tables import tables_from, write_tables
+from forkmerge.report.cost_table import cost_table
 from forkmerge.report.table import to_markdown, to_rich
 
 _BRIEF = ("uses", "target", "passes", "memory")
@@ -131,9 +132,9 @@ def compare(
             equal_labels=equal_labels,
             equal_compute=equal_compute,
         )
-        foresight = estimate_comparison(comparison, workers) if dry_run else None
-    if foresight is not None:
-        print_json(asdict(foresight)) if as_json else _show([comparison_cost_table(foresight)])
+        cost = estimate_comparison(comparison, workers) if dry_run else None
+    if cost is not None:
+        print_json(asdict(cost)) if as_json else _show([cost_table(cost)])
         return
     with stdout_for_json(as_json):
         folder = out or Path("runs") / f"compare-{_stem(problem)}"

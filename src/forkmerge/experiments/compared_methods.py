@@ -10,13 +10,11 @@ from typing import Any
 from forkmerge.algorithms import Algorithm, ForkMerge, Joint, PostTrain, SingleTask, WeightGrid
 from forkmerge.algorithms.equal_compute import AveragedSingleTask, BestOf, Scaled
 from forkmerge.algorithms.mixtures import Mixed, Mixtures, PerAuxiliary
-from forkmerge.algorithms.settings import Settings
 from forkmerge.engine.merging.searches import Fixed, Search, fitting
 from forkmerge.errors import ConfigError, ForkMergeError, unknown_name
 from forkmerge.experiments.option_syntax import show_options, split_options, split_words
 from forkmerge.experiments.recipe import Recipe
 from forkmerge.methods import METHODS, method_from
-from forkmerge.problem.definition import Problem
 
 BASELINE = "stl"
 PAPER = (
@@ -215,16 +213,6 @@ def _word(name: str) -> str:
 
 def _key(name: str) -> str:
     return "".join(char for char in name.lower().replace("λ", "lambda") if char.isalnum())
-
-
-def branch_count(algorithm: Algorithm, problem: Problem) -> int:
-    """Return B: the branches of a run, or the runs that take their place."""
-    runs = getattr(algorithm, "runs", None)
-    if runs is not None:
-        return int(runs)
-    settings: Settings = algorithm.settings(problem)
-    probes = settings.constructor.probes(problem)
-    return len(settings.constructor.build(problem, {probe.name: 0.0 for probe in probes}))
 
 
 def equal_compute_words(chosen: Sequence[ComparedMethod], branches: Mapping[str, int]) -> list[str]:

@@ -29,14 +29,14 @@ from forkmerge.experiments.compared_methods import (
     BASELINE,
     COMPARED_METHODS,
     ComparedMethod,
-    branch_count,
     compared_method_from,
     compared_methods_from,
     equal_compute_words,
     takes,
     with_setting,
 )
-from forkmerge.experiments.comparison_run import ComparisonRun, do_comparison_run, safe_name, workload
+from forkmerge.experiments.comparison_run import ComparisonRun, do_comparison_run, safe_name
+from forkmerge.experiments.cost_of_run import branch_count, count_steps
 from forkmerge.experiments.events import Watch, unwatched
 from forkmerge.experiments.pretraining import pretrained
 from forkmerge.experiments.recipe import Recipe, load_recipe, read_settings, source_for
@@ -144,7 +144,7 @@ def _check_methods(
     for target, method in product(targets, methods):
         aimed = replace(recipe, problem=recipe.problem.with_target(target))
         try:
-            workload(method.algorithm(aimed, refit=options.equal_labels), aimed.problem, aimed.steps)
+            count_steps(method.algorithm(aimed, refit=options.equal_labels), aimed.problem, aimed.steps)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"{method.word} has an option that cannot be: {error}.") from None
     for key, values in options.tune.items():
@@ -292,7 +292,7 @@ def _trial(
     folder = f"{_target_folder(comparison.recipe.problem, target)}/{name}"
     record = RunResult(method.word, method.label, target, seed, kind, setting, folder)
     recipe = comparison.recipe
-    work = workload(method.algorithm(recipe, refit=refit), recipe.problem, recipe.steps)
+    work = count_steps(method.algorithm(recipe, refit=refit), recipe.problem, recipe.steps)
     weighs = kind == "final" and seed == comparison.seeds[0]
     return ComparisonRun(source_for(recipe.source, seed, target), str(out), record, refit, weighs, work)
 

@@ -10,20 +10,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from forkmerge.algorithms import Algorithm
-from forkmerge.algorithms.composed import Composed, is_started
+from forkmerge.algorithms.composed import is_started
 from forkmerge.algorithms.measure_test_split import measure_test
 from forkmerge.algorithms.run_record import Round, Run
 from forkmerge.engine.executors.devices import on_own_device
 from forkmerge.engine.executors.parallel_calls import using_threads
 from forkmerge.engine.executors.worker_team import Tell
 from forkmerge.engine.storage.json_codec import plain
-from forkmerge.experiments.compared_methods import branch_count, compared_method_from, with_setting
-from forkmerge.experiments.cost_of_run import count_steps, estimate_run, plan_rounds
+from forkmerge.experiments.compared_methods import compared_method_from, with_setting
+from forkmerge.experiments.cost_of_run import branch_count, estimate_run
 from forkmerge.experiments.recipe import Recipe, recipe_from
 from forkmerge.experiments.run_results import RunResult
 from forkmerge.methods import GramianMethod, MatrixMethod
-from forkmerge.problem.definition import Problem
 from forkmerge.problem.randomness import derive, random_state_kept, set_random_state
 
 _SECONDS_BETWEEN_NEWS = 0.5
@@ -125,25 +123,13 @@ def _round(found: Round) -> dict[str, Any]:
 def _memory(recipe: Recipe) -> float | None:
     """Model sizes of all states, gradients and gradient matrices of a run; None if it cannot be tried out."""
     try:
-        memory = estimate_run(recipe, workers=1).memory
-        settings = recipe.algorithm.settings(recipe.problem)
-        probes = settings.constructor.probes(recipe.problem)
-        branches = settings.constructor.build(recipe.problem, {probe.name: 0.0 for probe in probes})
+        cost = estimate_run(recipe, workers=1)
     except Exception:  # a figure beside the result must not cost the result
         return None
-    sizes = memory["total"] / memory["gradients"]
-    if isinstance(settings.method, GramianMethod | MatrixMethod):
-        sizes += max(len(branch.active(recipe.problem.tasks)) for branch in branches)
+    sizes = cost.memory["total"] / cost.memory["gradients"]
+    if isinstance(recipe.algorithm.settings(recipe.problem).method, GramianMethod | MatrixMethod):
+        sizes += max(sum(weight > 0 for weight in branch.task_weights.values()) for branch in cost.branches)
     return sizes
-
-
-def workload(algorithm: Algorithm, problem: Problem, steps: int) -> int:
-    """Return the training steps of a run over all branches and phases, at most."""
-    if isinstance(algorithm, Composed):
-        return algorithm.branch_steps(problem, steps)
-    settings = algorithm.settings(problem)
-    rounds = plan_rounds(settings, steps, branch_count(algorithm, problem))
-    return count_steps(settings, rounds, len(settings.constructor.probes(problem)))["total"]
 
 
 class _Meter:

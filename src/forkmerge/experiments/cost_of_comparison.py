@@ -1,7 +1,4 @@
-"""What a comparison would do and cost, found out before it starts: `forkmerge compare --dry-run`.
-
-Two steps of every method are trained on the first target, on copies; nothing is written.
-"""
+"""What a comparison would cost: the sum over its runs, a run of every method on the first target standing for all."""
 
 from __future__ import annotations
 
@@ -10,17 +7,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from forkmerge.algorithms.fit import build_model
-from forkmerge.algorithms.table_data import Cell, Column, Table
 from forkmerge.engine.executors.parallel_calls import using_threads
 from forkmerge.errors import ConfigError, ForkMergeError
-from forkmerge.experiments.compared_methods import ComparedMethod, branch_count, with_setting
+from forkmerge.experiments.compared_methods import ComparedMethod, with_setting
 from forkmerge.experiments.comparison import Comparison, settings_of
-from forkmerge.experiments.comparison_run import workload
-from forkmerge.experiments.cost_of_run import estimate_run
+from forkmerge.experiments.cost_of_run import branch_count, count_steps, estimate_run
 from forkmerge.experiments.pretraining import Pretrained, Pretraining, content_key, first_model, is_done, load_part
-from forkmerge.experiments.recipe import Recipe, recipe_from, source_for
-from forkmerge.experiments.units import show_bytes, show_seconds
-from forkmerge.problem.randomness import derive, random_state_kept, set_random_state
+from forkmerge.experiments.recipe import Recipe, seeded_recipe
+from forkmerge.problem.randomness import random_state_kept
 
 
 @dataclass(frozen=True)
@@ -121,15 +115,14 @@ def estimate_comparison(comparison: Comparison, workers: int) -> ComparisonCost:
 
 def _aimed(recipe: Recipe, target: str, seed: int) -> Recipe:
     """Return the recipe as a run of that target and seed gets it."""
-    set_random_state(derive(seed, "recipe"))
-    made = recipe_from(source_for(recipe.source, seed, target))
+    made = seeded_recipe(recipe.source, seed, target)
     return replace(made, options={**made.options, "seed": seed, "threads": 1, "workers": 1})
 
 
 def _method(comparison: Comparison, recipe: Recipe, method: ComparedMethod) -> ComparedMethodCost:
     prepared, settings = method.prepare(recipe, refit=comparison.equal_labels), settings_of(comparison, method)
     try:
-        plan = estimate_run(with_setting(prepared, settings[0]))
+        cost = estimate_run(with_setting(prepared, settings[0]))
     except ForkMergeError as error:
         raise ConfigError(f"{method.label} on {recipe.problem.target!r}: {error}") from None
     final = _steps(comparison, recipe, method, settings[:1], refit=comparison.equal_labels) * len(comparison.seeds)
@@ -143,8 +136,8 @@ def _method(comparison: Comparison, recipe: Recipe, method: ComparedMethod) -> C
         runs=len(comparison.targets) * len(comparison.seeds),
         tuning_runs=len(comparison.targets) * len(settings) * comparison.tune_seeds if tuning else 0,
         steps=final + tuning,
-        seconds=plan.seconds["total"] / plan.branch_steps["total"] * (final + tuning),
-        memory=plan.memory["total"],
+        seconds=cost.seconds["total"] / cost.branch_steps["total"] * (final + tuning),
+        memory=cost.memory["total"],
     )
 
 
@@ -157,7 +150,7 @@ def _steps(
         aimed = replace(recipe, problem=recipe.problem.with_target(target))
         for setting in settings:
             made = with_setting(method.prepare(aimed, refit=refit), setting)
-            total += workload(made.algorithm, made.problem, made.steps)
+            total += count_steps(made.algorithm, made.problem, made.steps)
     return total
 
 
@@ -173,33 +166,3 @@ def _pretraining(recipe: Recipe) -> PretrainingCost | None:
     done = is_done(content_key(before))
     seconds = 0.0 if done else estimate_run(before).seconds["total"]
     return PretrainingCost(asked.name, before.steps, seconds, done)
-
-
-def comparison_cost_table(found: ComparisonCost) -> Table:
-    """Return what would run, as a table."""
-    columns = [
-        Column("method", is_words=True),
-        *(Column(name, decimals=0) for name in ("B", "runs", "tuning runs", "steps")),
-    ]
-    columns += [Column(name, is_words=True) for name in ("time", "memory")]
-    rows = [
-        (
-            Cell(text=m.label),
-            *(Cell(value) for value in (m.branches, m.runs, m.tuning_runs, m.steps)),
-            Cell(text=show_seconds(m.seconds)),
-            Cell(text=show_bytes(m.memory)),
-        )
-        for m in found.methods
-    ]
-    before = found.pretraining
-    notes = [
-        f"{len(found.methods)} methods × {len(found.targets)} targets × {len(found.seeds)} seeds: {found.runs} runs, "
-        f"{found.steps:,} training steps over all branches.",
-        f"In all about {show_seconds(found.seconds)} with {found.workers} processes, by two steps of every method on "
-        f"{found.targets[0]!r}; about {show_bytes(found.memory)} of memory, activations and data apart.",
-        "Rows: all runs of a method one after the other, and the memory of one. Nothing has been written.",
-    ]
-    if before is not None:
-        how = "is done already" if before.is_done else f"comes first: about {show_seconds(before.seconds)}"
-        notes.insert(0, f"Pre-training on {before.recipe}, {before.steps} steps, {how}.")
-    return Table("what would run", tuple(columns), tuple(rows), tuple(notes))

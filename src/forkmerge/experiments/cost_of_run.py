@@ -1,4 +1,4 @@
-"""What a run would do and cost, found out before it starts: `forkmerge run --dry-run`.
+"""What a run would do and cost, found out before it starts; every `--dry-run` is made of such costs.
 
 Counts are exact where nothing is searched and upper bounds where a search or pruning may stop earlier. Times and sizes
 come from two real steps of every branch, on copies; nothing is written and the model is left as it was.
@@ -9,26 +9,25 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
+from forkmerge.algorithms import Algorithm
 from forkmerge.algorithms.composed import Composed
 from forkmerge.algorithms.fit import build_model
-from forkmerge.algorithms.preflight import check_run
 from forkmerge.algorithms.settings import Settings
-from forkmerge.engine.executors.devices import check_devices, place_model, resolve_workers
+from forkmerge.engine.executors.devices import resolve_workers
 from forkmerge.engine.executors.serial import Segment, SerialExecutor, TrainingJob, open_executor
 from forkmerge.engine.storage.run_folder import CHECKPOINTS_KEPT
-from forkmerge.engine.training.memory_format import memory_format
-from forkmerge.engine.training.options import Mixture, Training
+from forkmerge.engine.training.options import Mixture
 from forkmerge.engine.training.state import State
 from forkmerge.errors import check_count
 from forkmerge.experiments.pretraining import first_model
 from forkmerge.experiments.recipe import Recipe
+from forkmerge.experiments.short_training import short_training
 from forkmerge.problem.definition import Problem
 from forkmerge.problem.scoring import measure
 
@@ -85,15 +84,15 @@ class RunCost:
 
 
 @dataclass(frozen=True)
-class Stretch:
-    """A round as far as it can be foreseen."""
+class _RoundSize:
+    """The steps of a round, and the branches that it has at most."""
 
     steps: int
     branches: int
 
 
 @dataclass(frozen=True)
-class Sizes:
+class _Sizes:
     """Bytes: trainable parameters, optimizer state and changed buffers of one branch, and what is never forked."""
 
     weights: int
@@ -102,54 +101,71 @@ class Sizes:
     fixed: int
 
 
-def estimate_run(recipe: Recipe, *, workers: int | None = None) -> RunCost:
-    """Return what a recipe would do and cost; everything that `fit` refuses is refused here, too."""
-    options = dict(recipe.options)
+def branch_count(algorithm: Algorithm, problem: Problem) -> int:
+    """Return B: the branches of a run, or the runs that take their place."""
+    runs = getattr(algorithm, "runs", None)
+    if runs is not None:
+        return int(runs)
+    constructor = algorithm.settings(problem).constructor
+    return len(constructor.build(problem, dict.fromkeys((probe.name for probe in constructor.probes(problem)), 0.0)))
+
+
+def count_steps(algorithm: Algorithm, problem: Problem, steps: int) -> int:
+    """Return the training steps of a run over all branches and phases, at most."""
+    if isinstance(algorithm, Composed):
+        return algorithm.branch_steps(problem, steps)
+    settings = algorithm.settings(problem)
+    rounds = _round_sizes(settings, steps, branch_count(algorithm, problem))
+    return _steps_by_phase(settings, rounds, len(settings.constructor.probes(problem)))["total"]
+
+
+def estimate_run(recipe: Recipe, *, workers: int | None = None, timed_steps: int = 1) -> RunCost:
+    """Return what a recipe would do and cost; everything that `fit` refuses is refused here, too.
+
+    Args:
+        recipe: The run.
+        workers: Processes that train branches; the recipe's own where None.
+        timed_steps: Steps of every branch that are timed, after a first one.
+    """
+    options, algorithm, steps = recipe.options, recipe.algorithm, recipe.steps
     workers = resolve_workers(workers or options.get("workers"), options.get("devices"))
-    check_count("steps", recipe.steps)
-    problem, settings = recipe.problem.sealed(), recipe.algorithm.settings(recipe.problem)
-    given = {**vars(settings), **options}
-    known = {item.name: given[item.name] for item in fields(Training) if item.name in given}
-    training, seed = Training(recipe.optimizer, **known).over(recipe.steps), options.get("seed", 0)
+    check_count("steps", steps)
+    problem, settings, seed = recipe.problem.sealed(), algorithm.settings(recipe.problem), options.get("seed", 0)
     model = build_model(lambda: first_model(recipe.model), seed)
-    place_model(model, check_devices(options.get("devices")))
     threads = options.get("threads") or max(torch.get_num_threads() // workers, 1)
-    check = partial(check_run, problem, model, training, settings, seed)
-    with memory_format(model, training.channels_last, training.precision, check) as is_channels_last:
-        # Loader processes and compilers take longer to start than two steps take; without, this is an upper bound.
-        tried = replace(training, loader_workers=0, channels_last=is_channels_last, compile=False)
-        trial = _try(TrainingJob(problem, model, tried, seed, threads), settings)
-    branches, count = trial.branches, len(trial.branches)
-    rounds = plan_rounds(settings, recipe.steps, count)
-    passes = count_passes(settings, problem, rounds, len(trial.probes))
-    training_seconds = _training_seconds(settings, rounds, trial, workers)
+    with short_training(recipe, settings, model, seed) as training:
+        # Loader processes, too, take long to start; without them, times are upper bounds.
+        job = TrainingJob(problem, model, replace(training, loader_workers=0), seed, threads)
+        timing = _time_branches(job, settings, timed_steps)
+    branches, probes, count = timing.branches, timing.probes, len(timing.branches)
+    rounds = _round_sizes(settings, steps, count)
+    passes = _count_passes(settings, problem, rounds, len(probes))
+    training_seconds = _training_seconds(settings, rounds, timing, workers)
     training_seconds += _bn_batches(settings, model, rounds) * branches[0].seconds_per_step
-    seconds = {"training": training_seconds, "validation": passes["total"] * trial.seconds_per_pass}
-    plan = RunCost(
-        algorithm=type(recipe.algorithm).__name__,
+    seconds = {"training": training_seconds, "validation": passes["total"] * timing.seconds_per_pass}
+    cost = RunCost(
+        algorithm=type(algorithm).__name__,
         target=problem.target,
         weights=problem.weights,
-        steps=recipe.steps,
-        interval=settings.interval_of(recipe.steps),
+        steps=steps,
+        interval=settings.interval_of(steps),
         merges=len(rounds) if _searches(settings, count) else 0,
         branches=branches,
-        probes=trial.probes,
-        branch_steps=count_steps(settings, rounds, len(trial.probes)),
+        probes=probes,
+        branch_steps=_steps_by_phase(settings, rounds, len(probes)),
         passes=passes,
-        examples=_validation_examples(problem),
-        memory=estimate_memory(settings, trial.sizes, count, workers),
-        disk=estimate_disk(settings, trial.sizes, rounds, inside=bool(options.get("checkpoint_every"))),
+        examples=problem.target_validation.size,
+        memory=_memory(settings, timing.sizes, count, workers),
+        disk=_disk(settings, timing.sizes, rounds, inside=bool(options.get("checkpoint_every"))),
         seconds={**seconds, "total": sum(seconds.values())},
         parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
         workers=workers,
     )
-    if isinstance(recipe.algorithm, Composed):
-        return _whole(plan, recipe.algorithm.branch_steps(problem, recipe.steps))
-    return plan
+    return _whole(cost, algorithm.branch_steps(problem, steps)) if isinstance(algorithm, Composed) else cost
 
 
 def _whole(part: RunCost, steps: int) -> RunCost:
-    """Return the plan of an algorithm made of several runs, in proportion to one of them; a part's folder stays."""
+    """Return the cost of an algorithm made of several runs, in proportion to one of them; a part's folder stays."""
     times = steps / part.branch_steps["total"]
     return replace(
         part,
@@ -162,26 +178,26 @@ def _whole(part: RunCost, steps: int) -> RunCost:
 
 @dataclass(frozen=True)
 class _Timing:
-    """What two steps of every branch showed."""
+    """What a few steps of every branch showed."""
 
     branches: list[BranchCost]
     probes: list[BranchCost]
-    sizes: Sizes
+    sizes: _Sizes
     seconds_per_pass: float
 
 
-def _try(job: TrainingJob, settings: Settings) -> _Timing:
+def _time_branches(job: TrainingJob, settings: Settings, steps: int) -> _Timing:
     probes = settings.probes(job.problem)
     mixtures = settings.branches(job.problem, dict.fromkeys((probe.name for probe in probes), 0.0))
     with open_executor(job, 1) as executor:
         initial = executor.binding.initial()
         try:
-            timed = [_time_steps(executor, mixture, initial.clone()) for mixture in (*mixtures, *probes)]
+            timed = [_time_steps(executor, mixture, initial.clone(), steps) for mixture in (*mixtures, *probes)]
             seconds_per_pass = _time_pass(executor, job.problem)
         finally:
             executor.binding.release(initial)
-    plans, sizes = [plan for plan, _ in timed], _sizes(job.model, [state for _, state in timed])
-    return _Timing(plans[: len(mixtures)], plans[len(mixtures) :], sizes, seconds_per_pass)
+    costs, sizes = [cost for cost, _ in timed], _sizes(job.model, [state for _, state in timed])
+    return _Timing(costs[: len(mixtures)], costs[len(mixtures) :], sizes, seconds_per_pass)
 
 
 def _searches(settings: Settings, branches: int) -> bool:
@@ -189,17 +205,17 @@ def _searches(settings: Settings, branches: int) -> bool:
     return not (settings.refit and branches == 1 and settings.select == "last" and not settings.floor)
 
 
-def plan_rounds(settings: Settings, steps: int, branches: int) -> list[Stretch]:
+def _round_sizes(settings: Settings, steps: int, branches: int) -> list[_RoundSize]:
     """Return the rounds of one phase: the last is shortened, and pruning is taken to keep as many as it may."""
     interval, rounds = settings.interval_of(steps), []
     for index, start in enumerate(range(0, steps, interval)):
         pruned = settings.prune_to is not None and index >= settings.prune_after
         left = min(branches, settings.prune_to or branches) if pruned else branches
-        rounds.append(Stretch(min(interval, steps - start), left))
+        rounds.append(_RoundSize(min(interval, steps - start), left))
     return rounds
 
 
-def count_steps(settings: Settings, rounds: Sequence[Stretch], probes: int) -> dict[str, int]:
+def _steps_by_phase(settings: Settings, rounds: Sequence[_RoundSize], probes: int) -> dict[str, int]:
     """Return the steps over all branches, by phase, at most."""
     search = sum(r.steps * r.branches for r in rounds)
     counts = {
@@ -211,18 +227,18 @@ def count_steps(settings: Settings, rounds: Sequence[Stretch], probes: int) -> d
     return {**{phase: count for phase, count in counts.items() if count}, "total": sum(counts.values())}
 
 
-def count_passes(settings: Settings, problem: Problem, rounds: Sequence[Stretch], probes: int) -> dict[str, float]:
+def _count_passes(settings: Settings, problem: Problem, rounds: Sequence[_RoundSize], probes: int) -> dict[str, float]:
     """Return the validation passes of the first merge and of the whole search, at most."""
     if not _searches(settings, rounds[0].branches):
         return {"per merge": 0.0, "total": 1.0}  # the one that tries the metrics before training
-    examples = _validation_examples(problem)
+    examples = problem.target_validation.size
     share = min(settings.search_examples or examples, examples) / examples
     snapshots = settings.checkpoint != "last"
     every = settings.validate_every_of(sum(r.steps for r in rounds))
 
-    def of(r: Stretch) -> float:
+    def of(r: _RoundSize) -> float:
         # The vertices of the search are the branches themselves, which are scored anyway, and so is what is returned.
-        blends = count_blends(settings, r.branches)
+        blends = _count_blends(settings, r.branches)
         ranked = math.ceil(r.steps / every) * r.branches if snapshots else r.branches
         if settings.search_examples is None:
             return ranked + blends + settings.floor
@@ -234,7 +250,7 @@ def count_passes(settings: Settings, problem: Problem, rounds: Sequence[Stretch]
     return {"per merge": of(rounds[0]), "total": total}
 
 
-def count_blends(settings: Settings, branches: int) -> int:
+def _count_blends(settings: Settings, branches: int) -> int:
     """Return how many combinations of several branches a merge tries at most."""
     search = settings.search_for(branches)
     if branches == 1:
@@ -242,7 +258,7 @@ def count_blends(settings: Settings, branches: int) -> int:
     return max(search.evaluations(branches) - branches, 0) if search.guarded else 1
 
 
-def estimate_memory(settings: Settings, sizes: Sizes, branches: int, workers: int) -> dict[str, int]:
+def _memory(settings: Settings, sizes: _Sizes, branches: int, workers: int) -> dict[str, int]:
     """Return the bytes of all states: B(1 + s) + 2 model sizes, and what the options add."""
     branch = sizes.weights + sizes.buffers + sizes.optimizer
     held = 2 * settings.refit + (settings.select == "best") + branches * (settings.checkpoint != "last")
@@ -258,7 +274,7 @@ def estimate_memory(settings: Settings, sizes: Sizes, branches: int, workers: in
     return {**{part: count for part, count in parts.items() if count}, "total": sum(parts.values())}
 
 
-def estimate_disk(settings: Settings, sizes: Sizes, rounds: Sequence[Stretch], inside: bool) -> dict[str, int]:
+def _disk(settings: Settings, sizes: _Sizes, rounds: Sequence[_RoundSize], inside: bool) -> dict[str, int]:
     """Return the bytes that a run's folder grows to.
 
     After a merge all branches have the merged weights, which are then written once; inside a round (`inside`) each has
@@ -273,19 +289,19 @@ def estimate_disk(settings: Settings, sizes: Sizes, rounds: Sequence[Stretch], i
     return {"checkpoint": checkpoint, **parts, "total": sum(parts.values())}
 
 
-def _time_steps(executor: SerialExecutor, mixture: Mixture, state: State) -> tuple[BranchCost, State]:
-    """Train two steps; the second one counts, less what a call costs that does no step at all."""
+def _time_steps(executor: SerialExecutor, mixture: Mixture, state: State, steps: int) -> tuple[BranchCost, State]:
+    """Train one step and then those that count, less what a call costs that does no step at all."""
     seconds = []
-    for steps in (1, 0, 1):
-        (result,) = executor.train([Segment("search", mixture, steps)], [state])
+    for count in (1, 0, steps):
+        (result,) = executor.train([Segment("search", mixture, count)], [state])
         seconds.append(result.seconds)
-    step = max(seconds[2] - seconds[1], seconds[2] / 10)
+    step = max(seconds[2] - seconds[1], seconds[2] / 10) / steps
     return BranchCost(mixture.name, dict(mixture.task_weights), step), state
 
 
 def _time_pass(executor: SerialExecutor, problem: Problem) -> float:
     """Measure one validation batch twice; the second one counts, scaled to all examples."""
-    evaluation, examples = problem.target_validation, _validation_examples(problem)
+    evaluation, examples = problem.target_validation, problem.target_validation.size
     indices = range(min(evaluation.batch_size, examples))
     for _ in range(2):
         started = time.perf_counter()
@@ -294,11 +310,11 @@ def _time_pass(executor: SerialExecutor, problem: Problem) -> float:
     return seconds * examples / len(indices)
 
 
-def _training_seconds(settings: Settings, rounds: Sequence[Stretch], trial: _Timing, workers: int) -> float:
+def _training_seconds(settings: Settings, rounds: Sequence[_RoundSize], timing: _Timing, workers: int) -> float:
     """Add up rounds, each as long as its slowest worker; the slowest branches are taken to survive pruning."""
-    steps = sorted((branch.seconds_per_step for branch in trial.branches), reverse=True)
-    floor = [trial.branches[0].seconds_per_step] * settings.floor
-    probes = [probe.seconds_per_step for probe in trial.probes]
+    steps = sorted((branch.seconds_per_step for branch in timing.branches), reverse=True)
+    floor = [timing.branches[0].seconds_per_step] * settings.floor
+    probes = [probe.seconds_per_step for probe in timing.probes]
     total = settings.constructor.probe_steps * _makespan(probes, workers)
     if _searches(settings, len(steps)):
         total += sum(r.steps * _makespan(steps[: r.branches] + floor, workers) for r in rounds)
@@ -311,27 +327,23 @@ def _makespan(seconds: Sequence[float], workers: int) -> float:
     return max([*seconds, sum(seconds) / workers])  # branches change workers where that keeps all busy
 
 
-def _bn_batches(settings: Settings, model: nn.Module, rounds: Sequence[Stretch]) -> int:
+def _bn_batches(settings: Settings, model: nn.Module, rounds: Sequence[_RoundSize]) -> int:
     """Forward passes that recompute BatchNorm statistics, for every blend tried and every one that a refit installs."""
     norms = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
     if settings.bn != "recompute" or not norms:
         return 0
     installed = settings.refit * sum(r.branches > 1 for r in rounds)
-    return settings.bn_batches * (sum(count_blends(settings, r.branches) for r in rounds) + installed)
+    return settings.bn_batches * (sum(_count_blends(settings, r.branches) for r in rounds) + installed)
 
 
-def _sizes(model: nn.Module, states: Sequence[State]) -> Sizes:
+def _sizes(model: nn.Module, states: Sequence[State]) -> _Sizes:
     def total(tensors: Any) -> int:
         return sum(t.nbytes for t in tensors if isinstance(t, torch.Tensor))
 
     loose = (value for s in states[:1] for entry in s.optimizer_loose.values() for value in entry.values())
-    return Sizes(
+    return _Sizes(
         weights=total(states[0].rows.values()),
         optimizer=max(total(state.optimizer_rows.values()) for state in states) + total(loose),
         buffers=max(total(state.buffers.values()) for state in states),
         fixed=total(p for p in model.parameters() if not p.requires_grad) + total(model.buffers()),
     )
-
-
-def _validation_examples(problem: Problem) -> int:
-    return problem.target_validation.size

@@ -31,7 +31,7 @@ from forkmerge.engine.storage.lock import try_lock
 from forkmerge.engine.storage.run_folder import RunFolder
 from forkmerge.errors import ConfigError, StoreError, unknown_name
 from forkmerge.experiments.events import Watch, unwatched
-from forkmerge.experiments.recipe import Recipe, recipe_from, source_for
+from forkmerge.experiments.recipe import Recipe, seeded_recipe
 from forkmerge.problem.batches import read_examples
 from forkmerge.problem.definition import Context, Problem
 from forkmerge.problem.prefetch import move
@@ -59,11 +59,9 @@ class Pretraining:
     def recipe(self) -> Recipe:
         """Return the recipe of the pre-training; one thread unless it says otherwise, since bits depend on it."""
         seed = self.source["settings"].get("seed", 0)
-        with random_state_kept():
-            set_random_state(derive(seed, "recipe"))
-            found = recipe_from(source_for(self.source, seed))
-        options = {"seed": seed, "threads": 1, "checkpoint_every": max(found.steps // 10, 1), **found.options}
-        return replace(found, algorithm=SingleTask(), options=options)
+        recipe = seeded_recipe(self.source, seed)
+        options = {"seed": seed, "threads": 1, "checkpoint_every": max(recipe.steps // 10, 1), **recipe.options}
+        return replace(recipe, algorithm=SingleTask(), options=options)
 
     @property
     def name(self) -> str:

@@ -20,6 +20,7 @@ from forkmerge.engine.training.optimizers import OptimizerOf, SchedulerOf
 from forkmerge.errors import ConfigError, unknown_name
 from forkmerge.experiments.compare_options import check_table
 from forkmerge.problem.definition import Problem
+from forkmerge.problem.randomness import derive, random_state_kept, set_random_state
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -146,6 +147,13 @@ def source_for(source: Mapping[str, Any], seed: int, target: str | None = None) 
     if "seed" in inspect.signature(function).parameters:
         settings["arguments"] = {**settings.get("arguments", {}), "seed": seed}
     return {**source, "settings": settings}
+
+
+def seeded_recipe(source: Mapping[str, Any], seed: int, target: str | None = None) -> Recipe:
+    """Return the recipe of a seed; data or weights that its function draws at random depend on the seed alone."""
+    with random_state_kept():
+        set_random_state(derive(seed, "recipe"))
+        return recipe_from(source_for(source, seed, target))
 
 
 def _override(recipe: Recipe, settings: Mapping[str, Any]) -> Recipe:

@@ -24,8 +24,8 @@ from forkmerge.report.table import to_markdown
 from forkmerge.report.verdict_table import verdict_table
 
 COSTS = budget.PieceTimes(alone=0.01, pairs={"a": 0.02, "b": 0.02}, fixed=0.5, loading=1.0)
-PROBE = advice.ProbePlan(100, 50)
-SMALL = budget.DiagnosisPlan(2, (0.5, 1.0), 4, 6, 1, 2, 2, advice.ProbePlan(2, 1), 1, 1.0)
+PROBE = advice.ProbeSettings(100, 50)
+SMALL = budget.DiagnosisPlan(2, (0.5, 1.0), 4, 6, 1, 2, 2, advice.ProbeSettings(2, 1), 1, 1.0)
 
 
 GOOD, BAD = (0.09, 0.1, 0.11), (-0.09, -0.1, -0.11)
@@ -43,77 +43,25 @@ WHOLE = replace(SMALL, seeds=1, weights=(1.0,), steps=6, one_step=0, pictures=4)
 
 def planned(monkeypatch, plan=SMALL):
     monkeypatch.setattr(
-        diagnosis, "time_trial", lambda recipes: budget.PieceTimes(0.01, {"aux": 0.01, "odd": 0.01}, 0.1, 0)
+        diagnosis, "time_pieces", lambda recipes: budget.PieceTimes(0.01, {"aux": 0.01, "odd": 0.01}, 0.1, 0)
     )
     monkeypatch.setattr(diagnosis, "plan_budget", lambda *arguments: plan)
-
-
-@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("20m", 1200), ("1.5h", 5400), ("45", 45)])
-def test_a_budget_is_a_duration(text, seconds):
-    assert budget.seconds_from(text) == seconds
-
-
-@pytest.mark.parametrize("text", ["", "soon", "0m", "-3m", "5 weeks"])
-def test_a_budget_that_is_none_is_refused_with_an_example(text):
-    with pytest.raises(ConfigError, match="20m"):
-        budget.seconds_from(text)
-
-
-def test_a_larger_budget_never_buys_less_and_every_plan_fits():
-    plans = [budget.plan_budget(COSTS, PROBE, 1000, seconds, 2) for seconds in (60, 120, 300, 600, 3600, 36000)]
-    for plan, seconds in zip(plans, (60, 120, 300, 600, 3600, 36000), strict=True):
-        assert plan.estimate <= seconds
-    ranks = [(plan.steps, plan.seeds * len(plan.weights)) for plan in plans]
-    assert ranks == sorted(ranks)
-    assert plans[0].steps < plans[-1].steps == 1000
-    assert all(plan.weights[-1] == 1 for plan in plans)
-
-
-def test_a_budget_that_buys_nothing_is_refused_with_what_is_needed():
-    with pytest.raises(ConfigError, match=r"too small.*--budget \d+m"):
-        budget.plan_budget(COSTS, PROBE, 100000, 5, 1)
-
-
-def test_a_plan_costs_what_its_pieces_cost():
-    works = budget.piece_seconds(SMALL, COSTS)
-    kinds = [key[0] for key in works]
-    assert {kind: kinds.count(kind) for kind in kinds} == {
-        "single task": 2,
-        "transfer": 8,
-        "probe": 2,
-        "ForkMerge": 1,
-        "gradients": 1,
-    }
-    assert works["transfer", "a", 0.5, 1] == pytest.approx(0.5 + 4 * 0.02)
-    assert [key[3] for key in budget.longest_first(works)] == sorted(key[3] for key in works)
-
-
-def test_pictures_are_planned_for_whole_runs_that_leave_time_for_them():
-    plans = [budget.plan_budget(COSTS, PROBE, 1000, seconds, 2) for seconds in range(40, 600, 20)]
-    assert not any(plan.pictures for plan in plans if plan.steps < plan.full_steps)
-    whole = [bool(plan.pictures) for plan in plans if plan.steps == plan.full_steps]
-    assert whole == sorted(whole)
-    assert set(whole) == {False, True}
-    works = budget.piece_seconds(WHOLE, COSTS)
-    mixtures, lines, maps = 66, 2 * 2 * 12, 2 * (6 + 60 * 0.01)
-    assert works["pictures", "", 0.0, 0] == pytest.approx(3 * 0.5 + 6 * 0.05 + (mixtures + lines) * 0.25 + maps)
-    assert not any(kind == "pictures" for kind, *_ in budget.piece_seconds(SMALL, COSTS))
 
 
 def test_a_probe_costs_at_most_its_share():
     problem = recipe().problem  # one stream for all tasks: a pair costs as much as the target alone
     for share in (0.05, 0.1, 0.2):
-        plan = advice.plan_probe(problem, 1000, share)
+        plan = advice.probe_settings(problem, 1000, share)
         assert 0.9 * share <= advice.compute_share(problem, plan, 1000) <= share
 
 
 def test_a_probe_compares_branches_of_one_trunk_on_the_same_batches():
     r = recipe(0)
-    trials = advice.probe(r, advice.ProbePlan(3, 2), seed=0)
+    trials = advice.probe(r, advice.ProbeSettings(3, 2), seed=0)
     assert [trial.auxiliary for trial in trials] == ["aux", "odd"]
-    (same,) = [t.effect for t in advice.probe(r, advice.ProbePlan(3, 2), seed=0) if t.auxiliary == "aux"]
+    (same,) = [t.effect for t in advice.probe(r, advice.ProbeSettings(3, 2), seed=0) if t.auxiliary == "aux"]
     assert same == trials[0].effect
-    harmless = advice.probe(r, advice.ProbePlan(3, 2, (1e-12,)), seed=0)
+    harmless = advice.probe(r, advice.ProbeSettings(3, 2, (1e-12,)), seed=0)
     assert all(abs(trial.effect) < 1e-6 for trial in harmless)
 
 
@@ -184,7 +132,7 @@ def test_a_score_is_judged_relative_to_itself_and_without_the_tolerance_of_losse
     one = recipe(0).problem.with_target("aux")
     scores = iter([-2.0, -2.0, -2.5, -2.4, -1.0, -1.0])
     monkeypatch.setattr(advice, "measure", lambda *rest, **options: {"loss": -next(scores)})
-    trials = advice.probe(replace(recipe(0), problem=one), advice.ProbePlan(3, 2), seed=0)
+    trials = advice.probe(replace(recipe(0), problem=one), advice.ProbeSettings(3, 2), seed=0)
     assert [trial.effect for trial in trials] == pytest.approx([-0.225, 0.5])
     assert {trial.measure for trial in trials} == {"score"}
     small = advice.affinity(

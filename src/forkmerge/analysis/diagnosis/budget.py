@@ -6,36 +6,53 @@ import math
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from forkmerge.analysis.advice import ProbePlan
+from forkmerge.algorithms import Algorithm
+from forkmerge.analysis.advice import ProbeSettings
 from forkmerge.analysis.result_base import Result
 from forkmerge.analysis.transfer import WEIGHTS
-from forkmerge.analysis.transfer_runs import Recipes, TransferRun, take
+from forkmerge.analysis.transfer_runs import Recipes, equal_weights, single_task
+from forkmerge.engine.executors.parallel_calls import using_threads
 from forkmerge.errors import ConfigError
+from forkmerge.experiments.cost_of_run import RunCost, estimate_run
 from forkmerge.experiments.units import show_seconds
+from forkmerge.problem.randomness import random_state_kept
 
-_TRIAL = (2, 10, 40)  # steps of the runs that are timed: few, and from 10 to 40 more
+_TIMED = (10, 40)  # steps that are timed, at least and at most
+_MEASURES = 3  # passes over validation data when a run has ended: metrics, confidence, loss
 _STARTING = 6.0  # seconds until a worker process has imported torch
 _SLACK = 1.1  # processes do not end at the same moment
 Key = tuple[str, str, float, int]
 """A piece of a diagnosis: kind, auxiliary, λ and seed."""
 
 _UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-_GRIDS = ((1.0,), (0.25, 1.0), (1 / 16, 0.25, 1.0), WEIGHTS)
+_TWO, _THREE = (0.25, 1.0), (1 / 16, 0.25, 1.0)  # λ, besides 1 alone and all of WEIGHTS
 MAPPED, PARTNERS = 4, 2  # auxiliaries that get a t-SNE picture, and that the target-only model is mixed with
 MAP_POINTS, RESOLUTION, LINE_POINTS = 150, 10, 11  # of the pictures
 _EMBEDDING = 6.0  # seconds of t-SNE for one picture
 _READING = 60  # steps that take as long as the features of one picture
-_LEVELS: tuple[tuple[float, int, int, int], ...] = (
-    *((share, 2, 0, 0) for share in (1 / 16, 1 / 8)),
-    *((share, 3, 1, 0) for share in (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)),
-    *((1.0, seeds, 1, MAPPED) for seeds in (3, 4, 5, 6)),
-    *((1.0, seeds, 2, MAPPED) for seeds in (5, 6, 7, 8)),
-    *((1.0, seeds, 3, MAPPED) for seeds in (6, 8, 10, 12, 15, 20)),
+
+
+@dataclass(frozen=True)
+class _Level:
+    """How thorough a diagnosis is: the share of the steps, seeds, λ, and auxiliaries that get a picture."""
+
+    share: float
+    seeds: int
+    weights: tuple[float, ...]
+    pictures: int = 0
+
+
+_LEVELS = (
+    *(_Level(share, 2, (1.0,)) for share in (1 / 16, 1 / 8)),
+    *(_Level(share, 3, _TWO) for share in (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)),
+    *(_Level(1.0, seeds, _TWO, MAPPED) for seeds in (3, 4, 5, 6)),
+    *(_Level(1.0, seeds, _THREE, MAPPED) for seeds in (5, 6, 7, 8)),
+    *(_Level(1.0, seeds, WEIGHTS, MAPPED) for seeds in (6, 8, 10, 12, 15, 20)),
 )
-"""(share of the steps, seeds, grid of λ, pictured auxiliaries) from the least to the most that is worth doing: whole
-runs first, then pictures, then enough seeds for an interval, then more λ."""
+"""From the least to the most that is worth doing: whole runs first, then pictures, then enough seeds for an interval,
+then more λ."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +97,7 @@ class DiagnosisPlan(Result):
     merges: int
     batches: int
     one_step: int
-    probe: ProbePlan
+    probe: ProbeSettings
     workers: int
     estimate: float
     pictures: int = 0
@@ -104,32 +121,40 @@ def seconds_from(text: str) -> float:
         >>> seconds_from("20m")
         1200.0
     """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text.lower())
-    if not found or found[2] not in ("", *_UNITS) or float(found[1]) == 0:
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text.lower())
+    if not match or match[2] not in ("", *_UNITS) or float(match[1]) == 0:
         raise ConfigError(f"--budget {text}: write a duration such as 90s, 20m or 1.5h.")
-    return float(found[1]) * _UNITS[found[2] or "s"]
+    return float(match[1]) * _UNITS[match[2] or "s"]
 
 
-def time_trial(recipes: Recipes, seed: int = 0) -> PieceTimes:
+def time_pieces(recipes: Recipes, seed: int = 0) -> PieceTimes:
     """Return what training takes, from a few steps of every kind of run."""
     started = time.perf_counter()
     recipe = recipes(seed)
-    problem = recipe.problem
-    loading = time.perf_counter() - started
-    few, least, most = _TRIAL
-    more = few + min(max(recipe.steps // 20, least), most)
-    take(TransferRun(recipes, seed, steps=few))  # what only the first run of a process pays
-    short = take(TransferRun(recipes, seed, steps=few)).seconds
-    alone = max((take(TransferRun(recipes, seed, steps=more)).seconds - short) / (more - few), 1e-6)
-    fixed = max(short - few * alone, 0.0)
-    pairs = {}
-    for auxiliary in problem.auxiliaries:
-        seconds = take(TransferRun(recipes, seed, auxiliary, 1.0, steps=more)).seconds
-        pairs[auxiliary] = max((seconds - fixed) / more, alone)
-    return PieceTimes(alone, pairs, fixed, loading)
+    loaded = time.perf_counter()
+    recipe = replace(recipes(seed), options={**recipe.options, "seed": seed, "threads": 1})  # only the first is slow
+    again = time.perf_counter() - loaded
+    steps = min(max(recipe.steps // 20, _TIMED[0]), _TIMED[1])
+
+    def cost(algorithm: Algorithm) -> RunCost:
+        return estimate_run(replace(recipe, algorithm=algorithm), workers=1, timed_steps=steps)
+
+    with random_state_kept(), using_threads(1):
+        alone = cost(single_task(recipe))
+        pairs = [cost(equal_weights(recipe, auxiliary, 1.0)) for auxiliary in recipe.problem.auxiliaries]
+    step, validation = alone.branches[0].seconds_per_step, alone.seconds["validation"]
+    return PieceTimes(
+        alone=step,
+        pairs={
+            auxiliary: max(pair.branches[0].seconds_per_step, step)
+            for auxiliary, pair in zip(recipe.problem.auxiliaries, pairs, strict=True)
+        },
+        fixed=again + validation * (1 + _MEASURES / alone.passes["total"]),
+        loading=loaded - started,
+    )
 
 
-def plan_budget(costs: PieceTimes, probe: ProbePlan, full_steps: int, budget: float, workers: int) -> DiagnosisPlan:
+def plan_budget(costs: PieceTimes, probe: ProbeSettings, full_steps: int, budget: float, workers: int) -> DiagnosisPlan:
     """Return the most thorough plan that fits into a budget; one that fits nothing is refused with what is needed.
 
     Args:
@@ -139,7 +164,7 @@ def plan_budget(costs: PieceTimes, probe: ProbePlan, full_steps: int, budget: fl
         budget: Seconds.
         workers: Processes.
     """
-    plans = [_plan(costs, full_steps, workers, probe, *level) for level in _LEVELS]
+    plans = [_plan(costs, full_steps, workers, probe, level) for level in _LEVELS]
     fitting = [plan for plan in plans if plan.estimate <= budget]
     if not fitting:
         least = min(plans, key=lambda plan: plan.estimate)
@@ -150,47 +175,43 @@ def plan_budget(costs: PieceTimes, probe: ProbePlan, full_steps: int, budget: fl
     return max(fitting, key=plans.index)
 
 
-def _plan(
-    costs: PieceTimes,
-    full_steps: int,
-    workers: int,
-    probe: ProbePlan,
-    share: float,
-    seeds: int,
-    grid: int,
-    pictures: int,
-) -> DiagnosisPlan:
-    steps = max(round(share * full_steps), min(full_steps, 2))
-    merges, batches = min(seeds, 3), 40
-    one_step = 20 if share == 1 else 0
+def _plan(costs: PieceTimes, full_steps: int, workers: int, probe: ProbeSettings, level: _Level) -> DiagnosisPlan:
     plan = DiagnosisPlan(
-        seeds, _GRIDS[grid], steps, full_steps, merges, batches, one_step, probe, workers, 0.0, pictures
+        seeds=level.seeds,
+        weights=level.weights,
+        steps=max(round(level.share * full_steps), min(full_steps, 2)),
+        full_steps=full_steps,
+        merges=min(level.seeds, 3),
+        batches=40,
+        one_step=20 if level.share == 1 else 0,
+        probe=probe,
+        workers=workers,
+        estimate=0.0,
+        pictures=level.pictures,
     )
-    works = piece_seconds(plan, costs)
+    seconds = piece_seconds(plan, costs).values()
     starting = (_STARTING + costs.loading) if workers > 1 else 0.0
-    longest = max(works.values())
-    estimate = max(sum(works.values()) / workers * _SLACK, longest) + starting
-    return DiagnosisPlan(**{**plan.__dict__, "estimate": estimate})
+    return replace(plan, estimate=max(sum(seconds) / workers * _SLACK, *seconds) + starting)
 
 
 def piece_seconds(plan: DiagnosisPlan, costs: PieceTimes) -> dict[Key, float]:
     """Return what every piece of a plan takes: by kind, auxiliary, λ and seed."""
-    found: dict[Key, float] = {}
+    seconds: dict[Key, float] = {}
     every = costs.alone + sum(costs.pairs.values())
     for seed in range(plan.seeds):
-        found["single task", "", 0.0, seed] = costs.fixed + plan.steps * costs.alone
+        seconds["single task", "", 0.0, seed] = costs.fixed + plan.steps * costs.alone
         for auxiliary, pair in costs.pairs.items():
             for weight in plan.weights:
-                found["transfer", auxiliary, weight, seed] = costs.fixed + plan.steps * pair
-        found["probe", "", 0.0, seed] = costs.fixed + _probing(plan.probe, costs)
+                seconds["transfer", auxiliary, weight, seed] = costs.fixed + plan.steps * pair
+        seconds["probe", "", 0.0, seed] = costs.fixed + _probing(plan.probe, costs)
     for seed in range(plan.merges):
-        found["ForkMerge", "", 1.0, seed] = costs.fixed * 3 + plan.steps * every
-    look = costs.fixed + plan.steps / 2 * costs.alone + plan.batches * every
-    look += plan.one_step * (len(costs.pairs) + 1) * (len(WEIGHTS) + 1) * costs.fixed / 2
-    found["gradients", "", 0.0, 0] = look
+        seconds["ForkMerge", "", 1.0, seed] = costs.fixed * 3 + plan.steps * every
+    gradients = costs.fixed + plan.steps / 2 * costs.alone + plan.batches * every
+    gradients += plan.one_step * (len(costs.pairs) + 1) * (len(WEIGHTS) + 1) * costs.fixed / 2
+    seconds["gradients", "", 0.0, 0] = gradients
     if plan.pictures:
-        found["pictures", "", 0.0, 0] = _picturing(plan, costs)
-    return found
+        seconds["pictures", "", 0.0, 0] = _picturing(plan, costs)
+    return seconds
 
 
 def _picturing(plan: DiagnosisPlan, costs: PieceTimes) -> float:
@@ -201,10 +222,10 @@ def _picturing(plan: DiagnosisPlan, costs: PieceTimes) -> float:
     return training + mixed * costs.fixed / 2 + maps
 
 
-def _probing(probe: ProbePlan, costs: PieceTimes) -> float:
+def _probing(probe: ProbeSettings, costs: PieceTimes) -> float:
     return probe.prefix * costs.alone + probe.steps * (costs.alone + len(probe.weights) * sum(costs.pairs.values()))
 
 
-def longest_first(works: dict[Key, float]) -> Sequence[Key]:
+def longest_first(seconds: dict[Key, float]) -> Sequence[Key]:
     """Return the pieces seed by seed, the longest of each first, so that no process ends alone with a long one."""
-    return sorted(works, key=lambda key: (key[3], -works[key], key))
+    return sorted(seconds, key=lambda key: (key[3], -seconds[key], key))

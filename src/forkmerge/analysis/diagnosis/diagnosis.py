@@ -20,7 +20,7 @@ import torch
 
 from forkmerge.algorithms.run_record import environment
 from forkmerge.algorithms.table_data import show_metrics
-from forkmerge.analysis.advice import ShortRun, advise, affinity, plan_probe
+from forkmerge.analysis.advice import ShortRun, advise, affinity, probe_settings
 from forkmerge.analysis.diagnosis.budget import (
     DiagnosisPlan,
     Key,
@@ -28,7 +28,7 @@ from forkmerge.analysis.diagnosis.budget import (
     longest_first,
     piece_seconds,
     plan_budget,
-    time_trial,
+    time_pieces,
 )
 from forkmerge.analysis.diagnosis.pieces import FORMAT, OPTIONAL, Piece, do, read_piece, write_piece
 from forkmerge.analysis.results import AuxiliaryFinding, Diagnosis, GradientSimilarity, OneStepGains, Pictures
@@ -41,6 +41,7 @@ from forkmerge.engine.storage.json_codec import encode, plain
 from forkmerge.engine.storage.lock import take_lock
 from forkmerge.errors import ConfigError, ProblemError, StoreError
 from forkmerge.experiments.events import Watch, unwatched
+from forkmerge.experiments.pretraining import pretrained
 from forkmerge.experiments.recipe import Recipe
 from forkmerge.problem.definition import Problem
 
@@ -75,6 +76,8 @@ def diagnose(
     folder, recipes = Path(out), SeededSource(dict(recipe.source), recipe.problem.target)
     with _locked(folder):
         _check_folder(recipe, folder, watch)
+        if not (folder / PLAN).is_file():
+            pretrained(recipe, watch)  # once, before several processes want the weights
         plan, costs = _planned(recipe, recipes, folder, budget, workers, say)
         say(plan.describe())
         works = piece_seconds(plan, costs)
@@ -181,7 +184,7 @@ def _check_folder(recipe: Recipe, folder: Path, watch: Watch) -> None:
 def _planned(
     recipe: Recipe, recipes: SeededSource, folder: Path, budget: float, workers: int, say: Callable[[str], None]
 ) -> tuple[DiagnosisPlan, PieceTimes]:
-    """Return the plan of a folder, or make one from a timed trial; a larger budget than before makes a larger plan."""
+    """Return the plan of a folder, or make one from timed steps; a larger budget than before makes a larger plan."""
     path, kept = folder / PLAN, None
     content = {"format": FORMAT, "kind": "diagnosis", "about": _about(recipe), "code": recipe.source.get("code")}
     if path.is_file():
@@ -192,8 +195,8 @@ def _planned(
             return kept, costs
     else:
         say("timing a few steps")
-        costs = time_trial(recipes)
-    plan = plan_budget(costs, plan_probe(recipe.problem, recipe.steps), recipe.steps, budget, workers)
+        costs = time_pieces(recipes)
+    plan = plan_budget(costs, probe_settings(recipe.problem, recipe.steps), recipe.steps, budget, workers)
     if kept is not None:
         is_more = _work(plan, costs) > _work(kept, costs)
         say(f"continuing {folder}: the larger budget {'extends its plan' if is_more else 'buys nothing more'}")
