@@ -15,7 +15,8 @@ from torch.utils.data import TensorDataset
 import forkmerge as fm
 from _asserts import assert_close
 from forkmerge.engine.training.branch import train_branch
-from forkmerge.methods import EW, Array, GramianMethod, LossMethod, MatrixMethod, MethodState, PCGrad, View
+from forkmerge.methods import EW, GCS, Array, GramianMethod, LossMethod, MatrixMethod, MethodState, PCGrad, View
+from forkmerge.testing import train_small
 from gradient_twins import ONES, Odd, OddMatrix, declared_losses, double_problem, doubled, train_with
 from problems import SGD, examples, plain_net, seeded, shared_problem
 
@@ -125,3 +126,10 @@ class TestBadGradients:
             seeded(plain_net), double_problem(declared_losses, data), Look("float16"), steps=1, precision="float16"
         )
         assert seen["float16"] == pytest.approx(seen["float32"], rel=0.05, abs=1e-3)
+
+
+def test_a_branch_without_the_target_is_refused_by_methods_that_need_it() -> None:
+    weights = {"helpful": 1.0, "noise": 1.0}
+    with pytest.raises(fm.ProblemError, match="GCS compares auxiliaries with the target"):
+        train_small(GCS(), weights=weights)
+    assert train_small(PCGrad(), weights=weights).state.is_finite()
