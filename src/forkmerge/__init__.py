@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from forkmerge.engine.training.options import Mixture, Training
     from forkmerge.errors import ConfigError, ForkMergeError, ProblemError, StoreError
     from forkmerge.experiments.recipe import Recipe, load_recipe
+    from forkmerge.problem.auc import auc
     from forkmerge.problem.definition import Context, Evaluation, Problem, Stream
     from forkmerge.problem.made_auxiliaries import merge_auxiliaries, with_l2
     from forkmerge.problem.metrics import MeanCost, absolute_error, accuracy, nll
@@ -46,6 +47,7 @@ _PUBLIC = {
     "engine.training.options": ("Mixture", "Training"),
     "errors": ("ConfigError", "ForkMergeError", "ProblemError", "StoreError"),
     "experiments.recipe": ("Recipe", "load_recipe"),
+    "problem.auc": ("auc",),
     "problem.definition": ("Context", "Evaluation", "Problem", "Stream"),
     "problem.made_auxiliaries": ("merge_auxiliaries", "with_l2"),
     "problem.metrics": ("MeanCost", "absolute_error", "accuracy", "nll"),
@@ -90,6 +92,7 @@ __all__ = [
     "__version__",
     "absolute_error",
     "accuracy",
+    "auc",
     "fork",
     "load_recipe",
     "measure",

@@ -24,6 +24,21 @@ class TestValues:
         assert fm.accuracy(LOGITS, torch.tensor([0, 1, 1])) == 2 / 3
         assert fm.accuracy(LOGITS.expand(4, 3, 3), torch.tensor([0, 1, 1]).expand(4, 3)) == 2 / 3
 
+    def test_one_logit_is_positive_for_class_1(self) -> None:
+        logits, targets = torch.tensor([-2.0, 3.0, 0.5, -1.0]), torch.tensor([0, 1, 0, 1])
+        for shaped, labels in (
+            (logits.unsqueeze(1), targets),
+            (logits, targets),
+            (logits.unsqueeze(1), targets.unsqueeze(1).float()),
+            (logits.view(2, 2, 1), targets.view(2, 2)),
+        ):
+            assert fm.accuracy(shaped, labels) == 0.5
+        both = torch.stack([torch.zeros(4), logits], 1)
+        rows = fm.accuracy.rows(logits.unsqueeze(1), targets)
+        torch.testing.assert_close(rows, fm.accuracy.rows(both, targets))
+        assert fm.nll(logits.unsqueeze(1), targets) == fm.nll(logits, targets) == fm.nll(both, targets)
+        assert fm.nll(logits.unsqueeze(1), torch.tensor([0, 1, 0, -100])) == fm.nll(logits[:3], targets[:3])
+
     def test_a_prediction_of_nan_is_an_error(self) -> None:
         broken = LOGITS.clone()
         broken[0, 0] = math.nan  # `argmax` would take it
@@ -73,10 +88,19 @@ class TestRefusals:
         assert fm.accuracy(LOGITS, targets) == 1 / 3
         assert fm.accuracy.rows(LOGITS, targets)[1:, 2].tolist() == [1 + 1, 1 + 1]
 
-    @pytest.mark.parametrize("metric", [fm.accuracy, fm.absolute_error])
-    def test_shapes_that_would_be_broadcast_are_refused(self, metric: Any) -> None:
-        with pytest.raises(fm.ProblemError, match=f"{metric.name} needs targets of the shape of predictions"):
-            metric(LOGITS, torch.zeros(3, 1, dtype=torch.long))
+    def test_shapes_that_would_be_broadcast_are_refused(self) -> None:
+        with pytest.raises(fm.ProblemError, match="absolute_error needs targets of the shape of predictions"):
+            fm.absolute_error(LOGITS, torch.zeros(3, 1, dtype=torch.long))
+        with pytest.raises(fm.ProblemError, match=r"got predictions float32\[3, 3\] and targets int64\[3, 1\]"):
+            fm.accuracy(LOGITS, torch.zeros(3, 1, dtype=torch.long))
+
+    def test_shapes_that_accuracy_cannot_mean_are_refused_by_name(self) -> None:
+        classes = torch.tensor([0, 1, 1])
+        for predictions, targets in ((LOGITS, LOGITS), (classes, classes), (LOGITS, [0, 1, 1]), (LOGITS[:2], classes)):
+            with pytest.raises(fm.ProblemError, match=r"accuracy needs logits \[n, classes\] and classes \[n\]"):
+                fm.accuracy(predictions, targets)
+        with pytest.raises(fm.ProblemError, match=r"targets that are 0 or 1, got \[0, 2\]"):
+            fm.accuracy(torch.zeros(2, 1), torch.tensor([0, 2]))
 
 
 class TestMeasure:

@@ -14,6 +14,7 @@ from torch.utils.data import TensorDataset
 
 from forkmerge.datasets._files import Array
 from forkmerge.errors import ProblemError
+from forkmerge.problem.auc import auc
 from forkmerge.problem.definition import Context, Evaluation, Stream
 from forkmerge.problem.randomness import derive
 
@@ -44,7 +45,7 @@ class ClickLosses:
 
 @dataclass(frozen=True)
 class PredictClick:
-    """Gives (probabilities, labels) of a task.
+    """Gives (logits, labels) of a task.
 
     Args:
         task: The task.
@@ -55,9 +56,9 @@ class PredictClick:
     column: int
 
     def __call__(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
-        """Return probabilities, which torchmetrics takes as they are, and labels as integers."""
+        """Return logits, and labels as integers."""
         codes, numbers, labels = batch
-        return model(codes, numbers, [self.task])[self.task].sigmoid(), labels[:, self.column].long()
+        return model(codes, numbers, [self.task])[self.task], labels[:, self.column].long()
 
 
 def click_stream(dataset: Any, tasks: Sequence[str], batch_size: int) -> Stream:
@@ -67,10 +68,8 @@ def click_stream(dataset: Any, tasks: Sequence[str], batch_size: int) -> Stream:
 
 def click_evaluations(dataset: Any, tasks: Sequence[str], batch_size: int = 4096) -> dict[str, Evaluation]:
     """Return the evaluation of each task on the same rows, by the area under the ROC curve."""
-    from torchmetrics.classification import BinaryAUROC
-
     return {
-        task: Evaluation(dataset, {"AUC": BinaryAUROC()}, predict=PredictClick(task, column), batch_size=batch_size)
+        task: Evaluation(dataset, {"AUC": auc}, predict=PredictClick(task, column), batch_size=batch_size)
         for column, task in enumerate(tasks)
     }
 

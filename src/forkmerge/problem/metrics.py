@@ -121,22 +121,58 @@ def values_of_sums(metrics: Mapping[str, MeanCost], sums: Sequence[float], total
 
 
 def _errors(predictions: Tensor, targets: Tensor) -> Tensor:
-    guesses = predictions.argmax(dim=-1)
-    _check_shapes("accuracy", guesses, targets, "predictions without their last dimension")
+    logits, labels = _classified(predictions, targets)
+    guesses = (logits > 0).squeeze(-1) if logits.shape[-1] == 1 else logits.argmax(dim=-1)
     # A prediction of NaN is an error: `argmax` takes the first NaN, which may be the target's.
-    wrong = (guesses != targets) | predictions.isnan().any(dim=-1)
+    wrong = (guesses != labels) | logits.isnan().any(dim=-1)
     return _per_example(wrong)
 
 
 def _doubt(predictions: Tensor, targets: Tensor) -> Tensor:
     """1 − the target's probability; a target that is no class has none."""
-    is_class = (targets >= 0) & (targets < predictions.shape[-1])
-    position = torch.where(is_class, targets, 0).unsqueeze(-1)
-    return _per_example(1 - torch.where(is_class, predictions.softmax(-1).gather(-1, position).squeeze(-1), 0.0))
+    logits, labels = _classified(predictions, targets)
+    if logits.shape[-1] == 1:  # the logit of class 1; that of class 0 is 0
+        logits = torch.cat([torch.zeros_like(logits), logits], -1)
+    is_class = (labels >= 0) & (labels < logits.shape[-1])
+    index = torch.where(is_class, labels, 0).long().unsqueeze(-1)
+    return _per_example(1 - torch.where(is_class, logits.softmax(-1).gather(-1, index).squeeze(-1), 0.0))
+
+
+def _classified(predictions: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return logits [n, …, classes] and targets [n, …]; one logit per target, with a last dimension or without."""
+    if isinstance(targets, Tensor) and isinstance(predictions, Tensor) and predictions.is_floating_point():
+        is_single = predictions.shape == targets.shape and (predictions.dim() == 1 or predictions.shape[-1] == 1)
+        if is_single and predictions.dim() == 1:
+            predictions = predictions.unsqueeze(-1)
+        elif is_single:
+            targets = targets.squeeze(-1)
+        if predictions.shape[:-1] == targets.shape:
+            if predictions.shape[-1] > 1 or bool(((targets == 0) | (targets == 1)).all()):
+                return predictions, targets
+            raise ProblemError(
+                "accuracy of one logit per example needs targets that are 0 or 1, got "
+                f"{targets.unique()[:5].tolist()}: several classes need a logit each, [n, classes]."
+            )
+    shapes = [_shape(value) for value in (predictions, targets)]
+    raise ProblemError(
+        "accuracy needs logits [n, classes] and classes [n], or one logit per example, [n, 1] or [n], and targets that "
+        f"are 0 or 1, got predictions {shapes[0]} and targets {shapes[1]}."
+    )
+
+
+def _shape(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
 
 
 def _surprise(predictions: Tensor, targets: Tensor) -> Tensor:
-    return _per_example(functional.cross_entropy(predictions.double(), targets, reduction="none"))
+    logits = predictions.double()
+    if (logits.dim() > 1 and logits.shape[1] == 1) or logits.shape == targets.shape:
+        # One logit is that of class 1, and that of class 0 is 0: cross-entropy over one class would always be 0.
+        both = logits.reshape(targets.shape) if logits.dim() > 1 else logits
+        logits = torch.stack([torch.zeros_like(both), both], 1)
+    return _per_example(functional.cross_entropy(logits, targets.long(), reduction="none"))
 
 
 def _labelled(targets: Tensor) -> Tensor:
@@ -144,7 +180,9 @@ def _labelled(targets: Tensor) -> Tensor:
 
 
 def _distance(predictions: Tensor, targets: Tensor) -> Tensor:
-    _check_shapes("absolute_error", predictions, targets, "predictions")
+    if not isinstance(targets, Tensor) or predictions.shape != targets.shape:
+        shape = list(predictions.shape)
+        raise ProblemError(f"absolute_error needs targets of the shape of predictions, {shape}, got {_shape(targets)}.")
     return _per_example(torch.where(targets.isnan(), 0.0, (predictions.double() - targets.double()).abs()))
 
 
@@ -160,17 +198,12 @@ def _per_example(values: Tensor) -> Tensor:
     return values.double() if values.dim() == 1 else values.flatten(1).sum(1, dtype=torch.float64)
 
 
-def _check_shapes(name: str, predictions: Tensor, targets: Any, what: str) -> None:
-    if not isinstance(targets, Tensor) or predictions.shape != targets.shape:
-        got = tuple(targets.shape) if isinstance(targets, Tensor) else type(targets).__name__
-        raise ProblemError(f"{name} needs targets of the shape of {what}, {tuple(predictions.shape)}, got {got}.")
-
-
 accuracy = MeanCost(_errors, _elements, complement=True, hardness=_doubt, name="accuracy")
-"""Share of targets that are the largest of the last dimension of the predictions."""
+"""Share of targets that are the largest of the last dimension of the predictions; one logit means class 1 above 0."""
 
 nll = MeanCost(_surprise, _labelled, name="nll")
-"""Mean cross-entropy of logits [n, classes, …] against classes [n, …]; targets of −100 do not count."""
+"""Mean cross-entropy of logits [n, classes, …], or of one logit [n, 1, …], against classes [n, …]; targets of −100 do
+not count."""
 
 absolute_error = MeanCost(_distance, _known_elements, name="absolute_error")
 """Mean absolute difference between predictions and targets; targets of NaN do not count."""
