@@ -66,7 +66,7 @@ class TestRounds:
         assert set(kept) == {"alone", "joint"}
         rows = {name: State.from_value(value).rows["float32"] for name, value in kept.items()}
         binding = fm.Training(SGD).binding(seeded(plain_net))
-        for place in binding.layout.places:
+        for place in binding.layout.slices:
             expected = 0.25 * place.view(rows["alone"]) + 0.75 * place.view(rows["joint"])
             torch.testing.assert_close(bits(run)[place.name], expected)
 

@@ -26,7 +26,7 @@ def test_parameters_lie_at_aligned_places_of_one_row_per_dtype() -> None:
     binding = fm.Training(SGD).binding(net)
     rows = binding.initial().rows
     assert set(rows) == {"float32", "bfloat16"}
-    for place, parameter in zip(binding.layout.places, binding.layout.parameters, strict=True):
+    for place, parameter in zip(binding.layout.slices, binding.layout.parameters, strict=True):
         assert place.offset * parameter.element_size() % 64 == 0
         row = rows[place.row]
         assert parameter.data_ptr() == row.data_ptr() + place.offset * row.element_size()

@@ -179,7 +179,7 @@ class Fork:
         layout, source = Layout(model), self._first._binding.layout
         check_same_parameters([source.signature, layout.signature], ["the fork", "the model given"])
         with torch.no_grad():
-            for entry, parameter in zip(source.places, layout.parameters, strict=True):
+            for entry, parameter in zip(source.slices, layout.parameters, strict=True):
                 parameter.copy_(entry.view(self._merged.rows[entry.row]))
             for name, buffer in model.named_buffers():
                 buffer.copy_(self._first._binding.buffer(self._merged, name))

@@ -154,9 +154,9 @@ def is_unused(folder: Path) -> bool:
     return not folder.exists() or (folder.is_dir() and {item.name for item in folder.iterdir()} <= leftovers)
 
 
-def numbered(place: Path) -> list[Path]:
-    """Return what lies in `place` under a number for its name, in the order of the numbers."""
-    return sorted((item for item in place.glob("*") if item.name.isdecimal()), key=lambda item: int(item.name))
+def numbered(folder: Path) -> list[Path]:
+    """Return what lies in `folder` under a number for its name, in the order of the numbers."""
+    return sorted((item for item in folder.glob("*") if item.name.isdecimal()), key=lambda item: int(item.name))
 
 
 def discard(folder: Path) -> None:
@@ -181,12 +181,12 @@ def verify(folder: Path, files: Mapping[str, Mapping[str, JSON]]) -> None:
     """Raise Damage unless each of `files` has the fingerprint it had when it was written."""
     for name, expected in files.items():
         try:
-            found = fingerprint(folder / name)
+            actual = fingerprint(folder / name)
         except OSError as error:
             raise Damage(f"{name}: {_reason(error)}") from error
-        if found["bytes"] != expected["bytes"]:
-            raise Damage(f"{name}: it holds {found['bytes']} bytes, {expected['bytes']} expected")
-        if found != expected:
+        if actual["bytes"] != expected["bytes"]:
+            raise Damage(f"{name}: it holds {actual['bytes']} bytes, {expected['bytes']} expected")
+        if actual != expected:
             raise Damage(f"{name}: its sha256 has changed")
 
 

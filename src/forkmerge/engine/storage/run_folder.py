@@ -93,10 +93,10 @@ class RunFolder:
         tensors in main memory. A checkpoint of the same index is replaced. Afterwards the two newest
         checkpoints stay and older ones are removed.
         """
-        places = self.path / "checkpoints"
-        if index < (newest := max((int(folder.name) for folder in atomic_files.numbered(places)), default=0)):
+        checkpoints = self.path / "checkpoints"
+        if index < (newest := max((int(folder.name) for folder in atomic_files.numbered(checkpoints)), default=0)):
             raise StoreError(f"checkpoint {index} is older than the newest, {newest}: call load() first.")
-        self._write_state(places / f"{index:08d}", value)
+        self._write_state(checkpoints / f"{index:08d}", value)
         self._prune()
 
     def load(self) -> Any | None:
@@ -289,15 +289,15 @@ def status(path: str | os.PathLike[str]) -> Literal["finished", "running", "inte
 
 def list_runs(folder: str | os.PathLike[str]) -> list[Path]:
     """List `folder` itself and the folders one and two levels inside it that hold a run, sorted."""
-    found = (path.parent for depth in ("", "*/", "*/*/") for path in Path(folder).glob(f"{depth}record.jsonl"))
-    return sorted(run for run in found if (run / "config.json").is_file())
+    runs = (path.parent for depth in ("", "*/", "*/*/") for path in Path(folder).glob(f"{depth}record.jsonl"))
+    return sorted(run for run in runs if (run / "config.json").is_file())
 
 
 def _read_state(folder: Path, record_size: float = math.inf) -> tuple[Any, int]:
     """Return the verified value in `folder` and the size the record had when it was written."""
     manifest = atomic_files.unseal(folder / _MANIFEST)
-    if (found := manifest["format"]) != FORMAT:
-        raise StoreError(f"{folder} has format {found}, not {FORMAT}: use the forkmerge that wrote it.")
+    if (version := manifest["format"]) != FORMAT:
+        raise StoreError(f"{folder} has format {version}, not {FORMAT}: use the forkmerge that wrote it.")
     atomic_files.verify(folder, manifest["files"])
     offset = int(manifest["record_offset"])
     if record_size < offset:

@@ -45,8 +45,7 @@ def untracked(norms: Sequence[BatchNorm]) -> Iterator[None]:
 def statistics_frozen(model: nn.Module) -> Iterator[None]:
     """Let BatchNorm use the batch's statistics, as in training, and give every buffer its value back."""
     norms = [norm for norm in tracking_norms(model) if norm.training]
-    known = set(map(id, norms))
-    others = _saved(model, known)
+    others = _saved(model, set(map(id, norms)))
     try:
         with untracked(norms):
             yield
@@ -57,12 +56,12 @@ def statistics_frozen(model: nn.Module) -> Iterator[None]:
 _Saved = list[tuple[nn.Module, str, Tensor, Tensor]]
 
 
-def _saved(model: nn.Module, known: Set[int] = frozenset()) -> _Saved:
-    """Return every buffer with its value, apart from those of modules that are known by their id."""
+def _saved(model: nn.Module, excluded: Set[int] = frozenset()) -> _Saved:
+    """Return every buffer with its value, apart from those of modules whose id is excluded."""
     return [
         (module, key, buffer, buffer.clone())
         for module in model.modules()
-        if id(module) not in known
+        if id(module) not in excluded
         for key, buffer in module._buffers.items()
         if buffer is not None
     ]

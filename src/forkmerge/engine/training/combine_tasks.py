@@ -66,13 +66,13 @@ class TaskCombiner:
         self.own: MethodState = state["own"]
         if isinstance(method, LossMethod):  # a state read from disk is on the CPU
             self.own.update({key: move(value, setup.device) for key, value in self.own.items() if _is_placed(value)})
-        self.plans = GradientLayouts(state["shared"])
+        self.layouts = GradientLayouts(state["shared"])
         self.reports: dict[str, dict[str, int]] = {}
 
     def backward(self, micros: Micros, step: int, context: StepContext) -> None:
         """Set every parameter's gradient from the losses of a step."""
-        found = {item.task for losses in micros for item in losses}
-        present = [task for task in self.setup.tasks if task in found]
+        labelled = {item.task for losses in micros for item in losses}
+        present = [task for task in self.setup.tasks if task in labelled]
         if isinstance(self.method, LossMethod):
             self._weigh_losses(self.method, micros, present, step, context)
         else:
@@ -106,8 +106,8 @@ class TaskCombiner:
         # Mostly there is one part per task, in the tasks' order.
         simple = [item.task for item in items] == present
         losses = (parts.detach() if simple else _sums(micros, present)).to(precise(self.setup.device))
-        found = method.weights(losses, self._view(present, losses, step, context), self.own)
-        weights = torch.as_tensor(found, dtype=losses.dtype, device=losses.device)
+        weights = method.weights(losses, self._view(present, losses, step, context), self.own)
+        weights = torch.as_tensor(weights, dtype=losses.dtype, device=losses.device)
         self._check_shape(weights, len(present))
         if self.careful and not bool(weights.isfinite().all()):
             self.report(self._fallback(), "all tasks")
@@ -147,7 +147,7 @@ class TaskCombiner:
 
     def _weigh_gradients(self, micros: Micros, present: list[str], step: int, context: StepContext) -> None:
         kind = RepresentationGradients if self.training.gradients == "representation" else TaskGradients
-        gradients = kind(self.binding.layout.parameters, present, self.plans)
+        gradients = kind(self.binding.layout.parameters, present, self.layouts)
         sums = _sums(micros, present)
         scaler = self.binding.scaler
         for losses in micros:

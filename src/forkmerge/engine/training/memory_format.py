@@ -55,22 +55,24 @@ def to_channels_last(model: nn.Module) -> list[nn.Parameter]:
 
 
 @contextmanager
-def memory_format(model: nn.Module, wanted: bool | None, precision: str, check: Callable[[], object]) -> Iterator[bool]:
+def memory_format(
+    model: nn.Module, setting: bool | None, precision: str, check: Callable[[], object]
+) -> Iterator[bool]:
     """Decide on the memory format of a run and check the run in it; the model gets its own format back on exit.
 
-    Without a wish the rule decides, and a model that cannot be run in channels-last format (it uses `view` where only
-    `reshape` or `flatten` will do) is left in its own.
+    Without a setting the rule decides, and a model that cannot be run in channels-last format (it uses `view` where
+    only `reshape` or `flatten` will do) is left in its own.
 
     Args:
         model: The module.
-        wanted: The user's wish, or what a resumed run began with; None for the rule.
+        setting: The user's choice, or what a resumed run began with; None for the rule.
         precision: Of the run.
         check: Fails where the run would.
     """
     changed: list[nn.Parameter] = []
     try:
-        is_on = suits_channels_last(model, precision) if wanted is None else wanted
-        if wanted and spoils_memory(model):
+        is_on = suits_channels_last(model, precision) if setting is None else setting
+        if setting and spoils_memory(model):
             raise ProblemError(
                 "channels_last=True would make torch write outside its tensors here: the model has a strided 1×1 "
                 "convolution of fewer than 16 input channels. Use channels_last=False, or more channels there."
@@ -82,7 +84,7 @@ def memory_format(model: nn.Module, wanted: bool | None, precision: str, check: 
         except RuntimeError as error:
             if not is_on or "view size is not compatible" not in str(error):
                 raise
-            if wanted is not None:
+            if setting is not None:
                 raise ProblemError(
                     f"the model or the losses cannot be run with channels_last=True ({error}). Use .flatten or "
                     ".reshape instead of .view there, or channels_last=False."
@@ -107,13 +109,13 @@ def _convolutions(model: nn.Module) -> Iterator[nn.Conv2d | nn.ConvTranspose2d]:
 
 
 def _weights(model: nn.Module) -> list[nn.Parameter]:
-    found = {
+    weights = {
         id(parameter): parameter
         for module in _convolutions(model)
         for parameter in module.parameters(recurse=False)
         if parameter.dim() == 4
     }
-    return list(found.values())
+    return list(weights.values())
 
 
 def _is_channels_last(weight: nn.Parameter) -> bool:

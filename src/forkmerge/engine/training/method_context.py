@@ -78,7 +78,7 @@ class StepContext(MethodContext):
         present = [i for i, task in enumerate(self.setup.tasks) if any(item.task == task for item in losses)]
         combiner = self._loop.combiner
         assert combiner is not None
-        gradients = TaskGradients(self.parameters, [self.setup.tasks[i] for i in present], combiner.plans)
+        gradients = TaskGradients(self.parameters, [self.setup.tasks[i] for i in present], combiner.layouts)
         gradients.add(sorted(losses, key=lambda item: self.setup.tasks.index(item.task)))
         gradients.build()
         return present, gradients.gramian().cpu().double().numpy()
@@ -156,11 +156,11 @@ class StepContext(MethodContext):
         loop, result = self._loop, []
         with statistics_frozen(loop.binding.model):
             for name, batch, seed in self._readings(which):
-                asked = [task for task in loop.problem.stream_map[name].tasks if task in tasks]
+                served = [task for task in loop.problem.stream_map[name].tasks if task in tasks]
                 if which == "validation":
-                    asked = [task for task in asked if task == loop.problem.target]
-                if asked:
-                    result += self._losses_of(which, name, batch, asked, seed, cut)
+                    served = [task for task in served if task == loop.problem.target]
+                if served:
+                    result += self._losses_of(which, name, batch, served, seed, cut)
         return result
 
     def _losses_of(self, which: Which, name: str, batch: Any, tasks: list[str], seed: int, cut: bool) -> list[TaskLoss]:

@@ -51,7 +51,7 @@ class ModelBinding:
         check_module(model)
         self.model = model
         self.layout = Layout(model)
-        if not self.layout.places:
+        if not self.layout.slices:
             raise ProblemError("the model has no trainable parameter: nothing could be trained or merged.")
         self.optimizer = optimizer if isinstance(optimizer, Optimizer) else make_optimizer(optimizer, model)
         check_optimizer(self.optimizer, model)
@@ -65,10 +65,10 @@ class ModelBinding:
     def initial(self) -> State:
         """Return the state of the module as it is now, attached."""
         state = State(step=0, rows={})
-        for place, parameter in zip(self.layout.places, self.layout.parameters, strict=True):
-            if place.row not in state.rows:
-                state.rows[place.row] = self.layout.new_row(place.row, parameter.dtype, parameter)
-            place.view(state.rows[place.row]).copy_(parameter.detach())
+        for row_slice, parameter in zip(self.layout.slices, self.layout.parameters, strict=True):
+            if row_slice.row not in state.rows:
+                state.rows[row_slice.row] = self.layout.new_row(row_slice.row, parameter.dtype, parameter)
+            row_slice.view(state.rows[row_slice.row]).copy_(parameter.detach())
         self._point_parameters(state)
         self.give_back()
         self.capture(state)
@@ -76,10 +76,10 @@ class ModelBinding:
 
     def place(self, state: State) -> State:
         """Move a state that was read from disk or another process to the devices of the module."""
-        for place, parameter in zip(self.layout.places, self.layout.parameters, strict=True):
-            state.rows[place.row] = state.rows[place.row].to(parameter.device)
+        for row_slice, parameter in zip(self.layout.slices, self.layout.parameters, strict=True):
+            state.rows[row_slice.row] = state.rows[row_slice.row].to(parameter.device)
             for name, row in state.optimizer_rows.items():
-                if name.endswith("/" + place.row):
+                if name.endswith("/" + row_slice.row):
                     state.optimizer_rows[name] = row.to(parameter.device)
         for name, buffer in state.buffers.items():
             own = self.own_buffers.get(name)
@@ -124,8 +124,8 @@ class ModelBinding:
 
     def resync(self, state: State) -> None:
         """Take parameters back into the state's rows that someone has given other memory (`.to`, `.data = …`)."""
-        for place, parameter in zip(self.layout.places, self.layout.parameters, strict=True):
-            view = place.view(state.rows[place.row])
+        for row_slice, parameter in zip(self.layout.slices, self.layout.parameters, strict=True):
+            view = row_slice.view(state.rows[row_slice.row])
             if parameter.data_ptr() != view.data_ptr():
                 view.copy_(parameter.detach())
         self._point_parameters(state)
@@ -178,8 +178,8 @@ class ModelBinding:
         return next(g for g in self.optimizer.param_groups if any(p is parameter for p in g["params"]))
 
     def _point_parameters(self, state: State) -> None:
-        for place, parameter in zip(self.layout.places, self.layout.parameters, strict=True):
-            parameter.data = place.view(state.rows[place.row])
+        for row_slice, parameter in zip(self.layout.slices, self.layout.parameters, strict=True):
+            parameter.data = row_slice.view(state.rows[row_slice.row])
 
     def _attach_optimizer(self, state: State) -> None:
         self.optimizer.state.clear()
@@ -189,7 +189,7 @@ class ModelBinding:
             slot = name.split("/", 1)[0]
             for index in indices:
                 parameter = self.layout.parameters[index]
-                self.optimizer.state[parameter][slot] = self.layout.places[index].view(state.optimizer_rows[name])
+                self.optimizer.state[parameter][slot] = self.layout.slices[index].view(state.optimizer_rows[name])
         for group, saved in zip(self.optimizer.param_groups, state.groups, strict=True):
             group.update(copy.deepcopy(saved))
         if self.scheduler:
@@ -210,22 +210,22 @@ class ModelBinding:
 
     def _adopt(self, state: State, index: int, key: str, value: Any) -> bool:
         """Move an optimizer tensor of the parameter's shape into its row; False if it does not belong in one."""
-        place, parameter = self.layout.places[index], self.layout.parameters[index]
+        row_slice, parameter = self.layout.slices[index], self.layout.parameters[index]
         if not isinstance(value, Tensor) or value.shape != parameter.shape or key == "step":
             return False
         if value.layout != torch.strided:
             raise ProblemError(
-                f"the optimizer keeps a sparse {key!r} for the sparse gradients of {place.name!r}, which cannot be "
+                f"the optimizer keeps a sparse {key!r} for the sparse gradients of {row_slice.name!r}, which cannot be "
                 "merged or saved: use sparse=False, or an optimizer without it, e.g. SparseAdam or plain SGD."
             )
-        name = f"{key}/{place.row}"
+        name = f"{key}/{row_slice.row}"
         if name not in state.optimizer_rows:
             self.give_back()
-            state.optimizer_rows[name] = self.layout.new_row(place.row, value.dtype, value)
+            state.optimizer_rows[name] = self.layout.new_row(row_slice.row, value.dtype, value)
         row = state.optimizer_rows[name]
         if row.dtype != value.dtype or row.device != value.device:
             return False
-        view = place.view(row)
+        view = row_slice.view(row)
         if view.data_ptr() != value.data_ptr():
             view.copy_(value)
             self.optimizer.state[parameter][key] = view
@@ -285,8 +285,8 @@ def make_optimizer(factory: OptimizerFactory, model: nn.Module) -> Optimizer:
 
 def check_optimizer(optimizer: Optimizer, model: nn.Module) -> None:
     """Refuse an optimizer of another model's parameters: the model given would never move."""
-    known = {id(parameter) for parameter in model.parameters()}
-    if any(id(p) not in known for group in optimizer.param_groups for p in group["params"]):
+    own_ids = {id(parameter) for parameter in model.parameters()}
+    if any(id(p) not in own_ids for group in optimizer.param_groups for p in group["params"]):
         raise ProblemError("the optimizer holds parameters that are not the model's: build it from the model given.")
 
 

@@ -21,11 +21,11 @@ class _Factory:
 
     def __init__(self, kind: type, options: Mapping[str, Any]) -> None:
         self.kind, self.options = kind, dict(options)
-        known = inspect.signature(kind).parameters
-        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
+        parameters = inspect.signature(kind).parameters
+        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
         for option in options:
-            if option not in known and not takes_any:
-                raise ProblemError(unknown_name(f"option of {kind.__name__}", option, list(known)[1:]))
+            if option not in parameters and not takes_any:
+                raise ProblemError(unknown_name(f"option of {kind.__name__}", option, list(parameters)[1:]))
 
     def __repr__(self) -> str:
         options = ", ".join(f"{key}={value!r}" for key, value in self.options.items())
@@ -115,11 +115,11 @@ def _steps_of(value: Any, steps: int) -> Any:
 def _find(module: Any, base: type, what: str, kind: str | type) -> type:
     if not isinstance(kind, str):
         return kind
-    known = {
+    kinds = {
         name: item
         for name, item in vars(module).items()
         if isinstance(item, type) and issubclass(item, base) and item is not base
     }
-    if kind not in known:
-        raise ProblemError(unknown_name(what, kind, (name for name in known if not name.startswith("_"))))
-    return known[kind]
+    if kind not in kinds:
+        raise ProblemError(unknown_name(what, kind, (name for name in kinds if not name.startswith("_"))))
+    return kinds[kind]

@@ -25,7 +25,7 @@ Statistics = Literal["all", "target"]
 
 @dataclass(frozen=True)
 class Mixture:
-    """The plan of a branch: its name and its task-weighting vector ν.
+    """What a branch trains on: its name and its task-weighting vector ν.
 
     Args:
         name: How records and reports call the branch.
@@ -109,7 +109,7 @@ class Training:
         return replace(self, scheduler=self.scheduler.over(steps)) if isinstance(self.scheduler, SchedulerOf) else self
 
     def binding(self, model: torch.nn.Module) -> ModelBinding:
-        """Return the workbench that trains `model` this way."""
+        """Return the model and optimizer, bound to train this way."""
         if suits_channels_last(model, self.precision) if self.channels_last is None else self.channels_last:
             to_channels_last(model)
         if self.compile:

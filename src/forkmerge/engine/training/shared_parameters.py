@@ -20,7 +20,7 @@ class GradientLayout:
 
 
 class GradientLayouts:
-    """GradientLayouts of earlier steps by their tasks, and what all steps have shown to be shared.
+    """Gradient layouts of earlier steps by their tasks, and what all steps have shown to be shared.
 
     A parameter that two tasks of one step reached stays shared in steps where only one of them has a label.
 
@@ -30,22 +30,22 @@ class GradientLayouts:
 
     def __init__(self, shared: list[int]) -> None:
         self.shared = shared
-        self._plans: dict[tuple[str, ...], GradientLayout] = {}
+        self._layouts: dict[tuple[str, ...], GradientLayout] = {}
 
     def get(self, tasks: Sequence[str]) -> GradientLayout | None:
-        """Return the plan of the last step with these tasks, unless more parameters are shared by now."""
-        plan = self._plans.get(tuple(tasks))
-        return plan if plan is not None and plan.shared.positions == self.shared else None
+        """Return the layout of the last step with these tasks, unless more parameters are shared by now."""
+        layout = self._layouts.get(tuple(tasks))
+        return layout if layout is not None and layout.shared.positions == self.shared else None
 
     def make(
         self, tasks: Sequence[str], reached: list[tuple[bool, ...]], parameters: Sequence[nn.Parameter]
     ) -> GradientLayout:
-        """Return, and keep, the plan for tasks that reach these parameters."""
+        """Return, and keep, the layout for tasks that reach these parameters."""
         counts = [sum(column) for column in zip(*reached, strict=True)]
-        known = set(self.shared)
-        self.shared[:] = [i for i, count in enumerate(counts) if count > 1 or i in known]
-        plan = self._plans[tuple(tasks)] = GradientLayout(reached, SharedLayout(parameters, list(self.shared)))
-        return plan
+        before = set(self.shared)
+        self.shared[:] = [i for i, count in enumerate(counts) if count > 1 or i in before]
+        layout = self._layouts[tuple(tasks)] = GradientLayout(reached, SharedLayout(parameters, list(self.shared)))
+        return layout
 
 
 class SharedLayout:
@@ -71,15 +71,15 @@ class SharedLayout:
         Fresh memory of this size would cost more than the arithmetic done on it.
         """
         if tasks not in self._blocks:
-            pairs = zip(self.layout.places, self.parameters, strict=True)
-            firsts = {place.row: parameter for place, parameter in reversed(list(pairs))}
+            pairs = zip(self.layout.slices, self.parameters, strict=True)
+            firsts = {row_slice.row: parameter for row_slice, parameter in reversed(list(pairs))}
             blocks = {
                 row: torch.zeros(tasks, size, dtype=firsts[row].dtype, device=firsts[row].device)
                 for row, size in self.layout.sizes.items()
             }
             self._blocks[tasks] = blocks
             self._views[tasks] = [
-                [place.view(blocks[place.row][k]) for place in self.layout.places] for k in range(tasks)
+                [row_slice.view(blocks[row_slice.row][k]) for row_slice in self.layout.slices] for k in range(tasks)
             ]
         return self._blocks[tasks]
 
@@ -90,29 +90,29 @@ class SharedLayout:
     def write(self, row: int, tasks: int, gradients: Sequence[Tensor | None]) -> None:
         """Write one task's gradients, given for all parameters, into its row; what it does not reach is zero."""
         pairs = list(zip(self.views(row, tasks), (gradients[i] for i in self.positions), strict=True))
-        missing = [view for view, gradient in pairs if gradient is None]
-        if missing:
-            torch._foreach_zero_(missing)
-        found = [(view, dense(gradient)) for view, gradient in pairs if gradient is not None]
-        if found:
-            torch._foreach_copy_([view for view, _ in found], [gradient for _, gradient in found])
+        zeros = [view for view, gradient in pairs if gradient is None]
+        if zeros:
+            torch._foreach_zero_(zeros)
+        views = [view for view, gradient in pairs if gradient is not None]
+        if views:
+            torch._foreach_copy_(views, [dense(gradient) for _, gradient in pairs if gradient is not None])
 
     def flatten(self, values: Sequence[Tensor | None]) -> dict[str, Tensor]:
         """Return values, given for all parameters, as vectors in the order of the matrix's columns."""
         vectors = {
-            place.row: self.layout.new_row(place.row, parameter.dtype, parameter)
-            for place, parameter in zip(self.layout.places, self.parameters, strict=True)
+            row_slice.row: self.layout.new_row(row_slice.row, parameter.dtype, parameter)
+            for row_slice, parameter in zip(self.layout.slices, self.parameters, strict=True)
         }
-        for place, i in zip(self.layout.places, self.positions, strict=True):
+        for row_slice, i in zip(self.layout.slices, self.positions, strict=True):
             value = values[i]
             if value is not None:
-                place.view(vectors[place.row]).copy_(dense(value))
+                row_slice.view(vectors[row_slice.row]).copy_(dense(value))
         return vectors
 
     def assign(self, directions: dict[str, Tensor]) -> None:
         """Let the parameters' gradients be views of the direction."""
-        for place, parameter in zip(self.layout.places, self.parameters, strict=True):
-            parameter.grad = place.view(directions[place.row])
+        for row_slice, parameter in zip(self.layout.slices, self.parameters, strict=True):
+            parameter.grad = row_slice.view(directions[row_slice.row])
 
 
 def dense(gradient: Tensor) -> Tensor:

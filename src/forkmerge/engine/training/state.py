@@ -22,8 +22,8 @@ _ALIGNMENT = 64  # bytes: a cache line, and the widest vector load of the CPUs i
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where one parameter lives: its row, its offset there, and how a slice of the row becomes the tensor."""
+class RowSlice:
+    """Where one parameter lies: its row, its offset there, and how a slice of the row becomes the tensor."""
 
     name: str
     row: str
@@ -41,10 +41,10 @@ class Place:
 
 
 class Layout:
-    """The places of a model's trainable parameters, tied ones once."""
+    """Where a model's trainable parameters lie in rows, tied ones once."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.places: list[Place] = []
+        self.slices: list[RowSlice] = []
         self.parameters: list[nn.Parameter] = []
         self.sizes: dict[str, int] = {}
         first_device: torch.device | None = None
@@ -62,7 +62,7 @@ class Layout:
                 and not parameter.is_contiguous()
                 and parameter.is_contiguous(memory_format=torch.channels_last)
             )
-            self.places.append(Place(name, row, offset, tuple(parameter.shape), last))
+            self.slices.append(RowSlice(name, row, offset, tuple(parameter.shape), last))
             self.parameters.append(parameter)
             self.sizes[row] = offset + parameter.numel()
 
@@ -78,7 +78,7 @@ class Layout:
     @property
     def signature(self) -> dict[str, list[int]]:
         """Names and shapes, to tell whether a stored state fits this model."""
-        return {place.name: list(place.shape) for place in self.places}
+        return {row_slice.name: list(row_slice.shape) for row_slice in self.slices}
 
 
 @dataclass

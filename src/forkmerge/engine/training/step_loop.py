@@ -261,5 +261,5 @@ class StepLoop:
             self.binding.scheduler.step()
 
     def _without_gradient(self) -> list[str]:
-        pairs = zip(self.binding.layout.places, self.binding.layout.parameters, strict=True)
-        return [place.name for place, parameter in pairs if parameter.grad is None]
+        pairs = zip(self.binding.layout.slices, self.binding.layout.parameters, strict=True)
+        return [row_slice.name for row_slice, parameter in pairs if parameter.grad is None]

@@ -63,14 +63,14 @@ def task_gradient(
     if not cuts:
         return list(torch.autograd.grad(loss, parameters, allow_unused=True, retain_graph=keep))
     leaves = [leaf for _, leaf in cuts]
-    found = torch.autograd.grad(loss, [*leaves, *parameters], allow_unused=True, retain_graph=True)
-    result: list[Tensor | None] = list(found[len(leaves) :])
+    gradients = torch.autograd.grad(loss, [*leaves, *parameters], allow_unused=True, retain_graph=True)
+    result: list[Tensor | None] = list(gradients[len(leaves) :])
     nested = len(cuts) > 1  # one representation may have been made from another
-    pending: list[Tensor | None] = list(found[: len(leaves)])
+    pending: list[Tensor | None] = list(gradients[: len(leaves)])
     while any(g is not None for g in pending):
-        pairs = [(made, g) for (made, _), g in zip(cuts, pending, strict=True) if g is not None]
+        pairs = [(z, g) for (z, _), g in zip(cuts, pending, strict=True) if g is not None]
         below = torch.autograd.grad(
-            [made for made, _ in pairs],
+            [z for z, _ in pairs],
             [*leaves, *parameters] if nested else parameters,
             grad_outputs=[g for _, g in pairs],
             allow_unused=True,
@@ -95,17 +95,17 @@ class TaskGradients:
     Args:
         parameters: All trainable parameters.
         tasks: The K tasks of the step.
-        plans: GradientLayouts of earlier steps; this step's is added.
+        layouts: Those of earlier steps; this step's is added.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], tasks: Sequence[str], plans: GradientLayouts) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], tasks: Sequence[str], layouts: GradientLayouts) -> None:
         self.parameters, self.tasks = list(parameters), list(tasks)
         self.matrix: dict[str, Tensor] = {}
-        self._plans = plans
-        self._plan = plans.get(tasks)
+        self._layouts = layouts
+        self._layout = layouts.get(tasks)
         self._own: list[list[Tensor | None]] = [[] for _ in tasks]
-        if self._plan is not None:
-            self.matrix = self._plan.shared.matrix(len(self.tasks))
+        if self._layout is not None:
+            self.matrix = self._layout.shared.matrix(len(self.tasks))
 
     def add(self, losses: Sequence[TaskLoss]) -> None:
         """Add one micro-batch; a task may have no label in it, or a part of its loss from several streams."""
@@ -120,44 +120,44 @@ class TaskGradients:
 
     def build(self) -> None:
         """Move shared gradients into one matrix per dtype, unless they are there already."""
-        if self._plan is not None:
+        if self._layout is not None:
             return
         reached = [tuple(g is not None for g in grads) for grads in self._own]
-        self._plan = self._plans.make(self.tasks, reached, self.parameters)
-        self.matrix = self._plan.shared.matrix(len(self.tasks))
+        self._layout = self._layouts.make(self.tasks, reached, self.parameters)
+        self.matrix = self._layout.shared.matrix(len(self.tasks))
         for row in range(len(self.tasks)):
             self._stream(row)
 
     def _stream(self, row: int) -> None:
-        """Move a task's shared gradients into the matrix if it reaches what the plan says; else give up the plan."""
-        if self._plan is None:
+        """Move a task's shared gradients into the matrix if it reaches what the layout says; else give that up."""
+        if self._layout is None:
             return
         grads = self._own[row]
-        if tuple(g is not None for g in grads) != self._plan.reached[row]:
-            self._unplan(row)
+        if tuple(g is not None for g in grads) != self._layout.reached[row]:
+            self._drop_layout(row)
             return
-        self._plan.shared.write(row, len(self.tasks), grads)
-        for i in self._plan.shared.positions:
+        self._layout.shared.write(row, len(self.tasks), grads)
+        for i in self._layout.shared.positions:
             grads[i] = None
 
     def _plus(self, grads: list[Tensor | None], row: int) -> list[Tensor | None]:
         """Add the gradients of an earlier micro-batch."""
-        return add_gradients(self._own[row] if self._plan is None else self._whole(row), grads)
+        return add_gradients(self._own[row] if self._layout is None else self._whole(row), grads)
 
     def _whole(self, row: int) -> list[Tensor | None]:
         """A task's gradients with those already in the matrix."""
-        assert self._plan is not None
+        assert self._layout is not None
         grads = list(self._own[row])
-        for i, view in zip(self._plan.shared.positions, self._plan.shared.views(row, len(self.tasks)), strict=True):
-            if self._plan.reached[row][i]:
+        for i, view in zip(self._layout.shared.positions, self._layout.shared.views(row, len(self.tasks)), strict=True):
+            if self._layout.reached[row][i]:
                 grads[i] = view.clone()
         return grads
 
-    def _unplan(self, current: int) -> None:
+    def _drop_layout(self, current: int) -> None:
         for row in range(len(self.tasks)):
             if self._own[row] and row != current:
                 self._own[row] = self._whole(row)
-        self._plan = None
+        self._layout = None
 
     def gramian(self) -> Tensor:
         """Return G_ij = ⟨g_i, g_j⟩ over the shared parameters, [K, K], on the device."""
@@ -173,8 +173,8 @@ class TaskGradients:
 
     def products(self, direction: Sequence[Tensor | None]) -> Tensor | None:
         """Return ⟨g_k, v⟩ over the shared parameters for a vector v given for all of them, [K]; None if unknown."""
-        assert self._plan is not None
-        vector = self._plan.shared.flatten(direction)
+        assert self._layout is not None
+        vector = self._layout.shared.flatten(direction)
         parts = [block @ vector[row] for row, block in self.matrix.items()]
         return torch.stack([part.to(parts[0]) for part in parts]).sum(0) if parts else None
 
@@ -199,8 +199,8 @@ class TaskGradients:
 
     def apply_direction(self, directions: dict[str, Tensor], head_weights: Sequence[float] | None = None) -> None:
         """Set `.grad` of shared parameters to a given direction, one vector per matrix block."""
-        assert self._plan is not None
-        self._plan.shared.assign(directions)
+        assert self._layout is not None
+        self._layout.shared.assign(directions)
         for row, grads in enumerate(self._own):
             own = [(p, g) for p, g in zip(self.parameters, grads, strict=True) if g is not None]
             if head_weights is not None and own:
@@ -240,12 +240,12 @@ class RepresentationGradients(TaskGradients):
         rows = []
         for item in losses:
             inputs = [*leaves, *self.parameters]
-            found: Sequence[Tensor | None] = [None] * len(inputs)
+            gradients: Sequence[Tensor | None] = [None] * len(inputs)
             if item.scaled.requires_grad:
-                found = torch.autograd.grad(item.scaled, inputs, allow_unused=True, retain_graph=True)
-            at = [torch.zeros_like(z) if g is None else g for z, g in zip(leaves, found, strict=False)]
+                gradients = torch.autograd.grad(item.scaled, inputs, allow_unused=True, retain_graph=True)
+            at = [torch.zeros_like(z) if g is None else g for z, g in zip(leaves, gradients, strict=False)]
             rows.append(torch.cat([g.reshape(-1) for g in at]))
-            self._own[self.tasks.index(item.task)] = list(found[len(leaves) :])
+            self._own[self.tasks.index(item.task)] = list(gradients[len(leaves) :])
         self.matrix = {"representation": torch.stack(rows)}
 
     def build(self) -> None:

@@ -51,10 +51,9 @@ def install(model: nn.Module, how: bool | str) -> None:
     """
     backend = backend_of(how)
     if parent_process() is not None:  # a worker trains for nobody else: there is nothing to give back
-        for config, wanted in _configs():
-            for key, value in wanted.items():
-                if hasattr(config, key):
-                    setattr(config, key, value)
+        for config, settings in _configs():
+            for key, value in settings.items():
+                setattr(config, key, value)
     for module in _entrances(model):
         if module._compiled_call_impl is None:
             # What `Module.compile` sets, and pickles leave out; but that one passes over torch's own containers.
@@ -64,13 +63,13 @@ def install(model: nn.Module, how: bool | str) -> None:
 @contextmanager
 def uncompiled(model: nn.Module) -> Iterator[None]:
     """Let the model run as it is written, hooks of all its modules included, while the context lasts."""
-    kept = [(module, module._compiled_call_impl) for module in model.modules()]
+    forms = [(module, module._compiled_call_impl) for module in model.modules()]
     try:
-        for module, _ in kept:
+        for module, _ in forms:
             module._compiled_call_impl = None
         yield
     finally:
-        for module, form in kept:
+        for module, form in forms:
             module._compiled_call_impl = form
 
 
@@ -80,9 +79,9 @@ def backend_of(how: bool | str) -> str:
         return "inductor"
     if how == "cudagraphs":
         raise ProblemError("compile='cudagraphs' remembers where weights are, and branches change that: use True.")
-    known = [str(name) for name in torch.compiler.list_backends(None) if name != "cudagraphs"]
-    if how not in known:
-        raise ProblemError("compile: " + unknown_name("backend", how, known))
+    backends = [str(name) for name in torch.compiler.list_backends(None) if name != "cudagraphs"]
+    if how not in backends:
+        raise ProblemError("compile: " + unknown_name("backend", how, backends))
     return str(how)
 
 
@@ -106,28 +105,28 @@ def _call_of(module: nn.Module) -> Callable[..., Any]:
 
 
 def _configs() -> list[tuple[Any, dict[str, Any]]]:
-    """Return what compiled runs set differently in torch, by the module that holds it."""
+    """Return what compiled runs set differently in torch, by the module that holds it, as far as this release can."""
     import torch._dynamo.config
     import torch._functorch.config
     import torch._inductor.config
 
     # Beyond the limits torch goes on uncompiled without an error, and the bits would depend on when.
     limits = {"recompile_limit": _FORMS, "accumulated_recompile_limit": _FORMS, "fail_on_recompile_limit_hit": True}
-    return [
+    configs: list[tuple[Any, dict[str, Any]]] = [
         (torch._dynamo.config, limits),
         # Gradient methods pass backward through one graph several times.
         (torch._functorch.config, {"donated_buffer": False}),
         # Kernels are otherwise chosen by timing them; releases before 2.10 do not know the setting.
         (torch._inductor.config, {"deterministic": True}),
     ]
+    return [(config, {k: value for k, value in settings.items() if hasattr(config, k)}) for config, settings in configs]
 
 
 @contextmanager
 def _settings() -> Iterator[None]:
     with ExitStack() as stack:
-        for module, wanted in _configs():
-            known = {key: value for key, value in wanted.items() if hasattr(module, key)}
-            stack.enter_context(module.patch(known))
+        for config, settings in _configs():
+            stack.enter_context(config.patch(settings))
         yield
 
 
