@@ -61,6 +61,16 @@ def test_imtl_g_whose_weights_cannot_sum_to_one_keeps_its_direction():
     assert projections[0] > 0
 
 
+def test_imtl_g_of_unit_gradients_that_add_up_to_zero_gives_zero_by_the_inverse_norms():
+    corners = np.array([[1.0, 0.0], [-0.5, np.sqrt(0.75)], [-0.5, -np.sqrt(0.75)]])
+    for unit in (np.array([[1.0, 0.0], [-1.0, 0.0]]), corners):
+        norms = np.arange(1.0, len(unit) + 1)
+        gradients = unit * norms[:, None]
+        weights = imtl_g(gradients @ gradients.T)
+        np.testing.assert_allclose(weights, 1 / norms / (1 / norms).sum(), rtol=1e-9)
+        np.testing.assert_allclose(weights @ gradients, 0, atol=1e-9)
+
+
 def test_imtl_g_is_the_one_of_torchjd():
     aggregation = pytest.importorskip("torchjd.aggregation")
     for case in range(20):

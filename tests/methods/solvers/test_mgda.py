@@ -36,6 +36,49 @@ def test_min_norm_of_dependent_gradients_is_optimal_and_gives_the_shortest_vecto
         np.testing.assert_allclose(direction, expected, rtol=0, atol=1e-6)
 
 
+def _frank_wolfe(gradients: np.ndarray, iterations: int, tolerance: float) -> np.ndarray:
+    """Algorithm 2 of Sener and Koltun on the gradients themselves: the line search is one projection."""
+    weights = np.full(len(gradients), 1 / len(gradients))
+    for _ in range(iterations):
+        current = weights @ gradients
+        chosen = int((gradients @ current).argmin())
+        difference = gradients[chosen] - current
+        step = np.clip(-(current @ difference) / (difference @ difference), 0, 1) if difference.any() else 1.0
+        following = (1 - step) * weights + step * np.eye(len(gradients))[chosen]
+        moved = np.abs(following - weights).sum()
+        weights = following
+        if moved <= tolerance:
+            break
+    return weights
+
+
+def test_frank_wolfe_takes_the_steps_of_its_paper_until_one_is_as_small_as_told():
+    ends = set()
+    for case in range(60):
+        rng = make_rng(4, case)
+        gradients = rng.standard_normal((4, 6)) * 10 ** rng.uniform(-0.5, 0.5, (4, 1))
+        for iterations, tolerance in [(1, 0.0), (7, 0.0), (500, 0.3), (500, 0.1), (500, 0.03), (500, 0.01)]:
+            expected = _frank_wolfe(gradients, iterations, tolerance)
+            weights = min_norm_frank_wolfe(gradients @ gradients.T, iterations, tolerance)
+            np.testing.assert_allclose(weights, expected, rtol=0, atol=1e-9)
+            ends.add(tuple(expected.round(6)))
+    assert len(ends) > 200  # the limits do end the iteration at different weights
+
+
+def test_frank_wolfe_by_default_takes_the_steps_and_the_tolerance_of_the_authors():
+    differences = np.zeros(2)
+    for case in range(20):
+        gradients = make_rng(3, case).standard_normal((5, 9))
+        gramian = gradients @ gradients.T
+        weights = min_norm_frank_wolfe(gramian)
+        np.testing.assert_array_equal(weights, min_norm_frank_wolfe(gramian, 250, 1e-5))
+        differences += [
+            np.abs(weights - min_norm_frank_wolfe(gramian, 251, 1e-5)).sum(),
+            np.abs(weights - min_norm_frank_wolfe(gramian, 250, 2e-5)).sum(),
+        ]
+    assert (differences > 0).all()
+
+
 def test_frank_wolfe_approaches_the_exact_solution_and_stops_where_told():
     for case in range(20):
         gradients = regular_gradients(make_rng(3, case), 3)

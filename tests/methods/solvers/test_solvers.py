@@ -22,17 +22,14 @@ from forkmerge.methods.solvers import (
     min_norm,
     min_norm_frank_wolfe,
     nash,
+    nash_jacobian,
     nash_truncated,
     pcgrad,
 )
 from gramians import make_orders, make_rng
 
 _ORDER = make_orders(make_rng(5), 5)
-
-
 _GOALS = make_rng(6).uniform(-0.2, 0.6, (5, 5))
-
-
 SOLVERS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "min_norm": min_norm,
     "min_norm_frank_wolfe": min_norm_frank_wolfe,
@@ -54,12 +51,33 @@ def test_the_scale_of_all_gradients_changes_nothing_but_the_scale(name):
     gradients = make_rng(7).standard_normal((5, 9))
     gramian = gradients @ gradients.T
     expected = SOLVERS[name](gramian)
-    for exponent in (-8, -3, 4, 8):
+    for exponent in (-150, -8, -3, 4, 8, 150):  # squares near both ends of what float64 holds
         scale = 10.0**exponent
         weights = SOLVERS[name](gramian * scale**2)
         if name.startswith("nash"):  # its direction has a fixed length
             weights = weights * scale
         np.testing.assert_allclose(weights, expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_whole_numbers_and_lists_are_read_as_real_numbers(name):
+    gramian = [[9, 2, -1, 0, 1], [2, 4, 1, -1, 0], [-1, 1, 5, 2, 0], [0, -1, 2, 8, 1], [1, 0, 0, 1, 3]]
+    weights = SOLVERS[name](gramian)
+    assert weights.dtype == np.float64
+    np.testing.assert_array_equal(weights, SOLVERS[name](np.array(gramian, dtype=np.float64)))
+
+
+def test_other_arguments_may_be_whole_numbers():
+    gramian = [[4.0, -1.0], [-1.0, 1.0]]
+    for values in ([1, 1], np.array([1.0, 1.0], dtype=np.float32)):
+        assert arml_step(gramian, 0, values, lr=0.05).tolist() == arml_step(gramian, 0, np.ones(2), lr=0.05).tolist()
+        assert arml_step([[0.0]], 0, values[:1], lr=0.05).dtype == np.float64
+        assert nash(gramian, values).tolist() == nash(gramian).tolist()
+        assert nash_truncated(gramian, values).tolist() == nash_truncated(gramian).tolist()
+        assert nash_jacobian(gramian, values).tolist() == nash_jacobian(gramian, np.ones(2)).tolist()
+    weights, cosines = gradvac(gramian, [[0, 1], [1, 0]], [[0, 0], [0, 0]])
+    assert weights.tolist() == gradvac(gramian, [[0, 1], [1, 0]], np.zeros((2, 2)))[0].tolist()
+    assert cosines.tolist() == [[0.0, -0.5], [-0.5, 0.0]]
 
 
 @pytest.mark.parametrize("name", SOLVERS)

@@ -91,6 +91,22 @@ def test_gradvac_survives_opposite_gradients_and_goals_of_one():
         assert (np.abs(observed) <= 1).all()
 
 
+def test_gradvac_meets_parallel_gradients_whose_cosine_rounding_carries_past_one():
+    for case in range(200):
+        rng = make_rng(case)
+        gradients = np.outer(rng.uniform(0.1, 10, 4) * rng.choice([-1, 1], 4), rng.standard_normal(3))
+        weights, observed = gradvac(gradients @ gradients.T, make_orders(rng, 4), rng.uniform(-0.9, 0.9, (4, 4)))
+        assert np.isfinite(weights).all()
+        assert np.abs(observed).max() <= 1
+
+
+def test_gradvac_leaves_a_pair_whose_cosine_is_its_goal_or_above():
+    gradients = np.array([[1.0, 0.0], [1.0, 1.0]])
+    weights, observed = gradvac(gradients @ gradients.T, None, np.full((2, 2), np.sqrt(0.5) - 1e-3))
+    np.testing.assert_array_equal(weights, [1, 1])
+    np.testing.assert_allclose(observed[[0, 1], [1, 0]], np.sqrt(0.5))
+
+
 def test_pcgrad_and_gradvac_are_those_of_torchjd():
     aggregation = pytest.importorskip("torchjd.aggregation")
     gradvac_there, goals = aggregation.GradVacWeighting(beta=0.5, eps=0.0), np.zeros((4, 4))
