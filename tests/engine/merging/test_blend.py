@@ -9,18 +9,17 @@ import torch
 
 import forkmerge as fm
 from _asserts import assert_same_bits
+from forkmerge.engine.merging.arithmetic import vertices
 from problems import conv_net, fit, noisy_net, tied_net
 
 
 class TestVertices:
     @pytest.mark.parametrize("net", [noisy_net, tied_net, conv_net])
-    @pytest.mark.parametrize("place", [0, 1, 2])
-    def test_a_coefficient_of_one_installs_that_branch_bit_for_bit(self, net: Any, place: int) -> None:
-        vertex = tuple(float(i == place) for i in range(3))
-        merged = fit(fm.ForkMerge("per_auxiliary", interval=4, search=fm.Fixed(vertex)), net=net, steps=4)
-        mixture = [{"tgt": 1.0}, {"tgt": 1.0, "aux": 1.0}, {"tgt": 1.0, "odd": 1.0}][place]
-        alone = fit(fm.Joint(mixture), net=net, steps=4)
-        assert_same_bits(merged, alone)
+    def test_a_coefficient_of_one_installs_that_branch_bit_for_bit(self, net: Any) -> None:
+        mixtures = [{"tgt": 1.0}, {"tgt": 1.0, "aux": 1.0}, {"tgt": 1.0, "odd": 1.0}]
+        for vertex, mixture in zip(vertices(3), mixtures, strict=True):
+            merged = fit(fm.ForkMerge("per_auxiliary", interval=4, search=fm.Fixed(vertex)), net=net, steps=4)
+            assert_same_bits(merged, fit(fm.Joint(mixture), net=net, steps=4))
 
 
 class TestWhatAMergeKeeps:
