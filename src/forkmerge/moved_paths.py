@@ -112,7 +112,7 @@ _MOVED = {
     "tables": "report.table algorithms.table_data",
     "trial": "experiments.comparison_run",
     "views": "cli.print_run",
-    "words": "experiments.option_syntax",
+    "words": "methods.option_syntax",
     "workbench": "engine.training.model_binding",
     "workers": "engine.executors.worker_team",
 }

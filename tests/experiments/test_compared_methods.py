@@ -10,7 +10,6 @@ import forkmerge as fm
 from compare_problem import recipe
 from forkmerge.experiments.compared_methods import compared_method_from, compared_methods_from, takes, with_setting
 from forkmerge.experiments.comparison import plan_comparison
-from forkmerge.experiments.option_syntax import show_options, split_options, split_words
 
 
 def test_the_recipes_own_options_are_what_methods_have_in_common():
@@ -80,19 +79,6 @@ def test_words_with_options_set_them_and_are_rows_of_their_own():
     assert prepared[1].algorithm.prune_to == 1
     assert prepared[2].optimizer.lr == 0.003
     assert prepared[3].algorithm.method.c == 0.1
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"mixtures": {"name": "nested_top_k", "probe_steps": 2, "sizes": [1, 2]}},
-        {"task_weights": {"tgt": 1, "with space": 0.5}, "select": "best"},
-        {"text": "a, b] '", "word": "true", "none": None, "yes": True},
-    ],
-)
-def test_options_are_read_back_from_the_word_that_shows_them(options):
-    assert split_options("ew" + show_options(options)) == ("ew", options)
-    assert split_words(f"stl,ew{show_options(options)},uw") == ["stl", f"ew{show_options(options)}", "uw"]
 
 
 @pytest.mark.parametrize(

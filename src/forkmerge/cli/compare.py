@@ -32,11 +32,11 @@ from forkmerge.experiments.compared_methods import ABOUT
 from forkmerge.experiments.comparison import plan_comparison, run_comparison
 from forkmerge.experiments.cost_of_comparison import estimate_comparison
 from forkmerge.experiments.events import Watch
-from forkmerge.experiments.option_syntax import option_from, split_words
 from forkmerge.experiments.recipe import read_settings
 from forkmerge.experiments.results_file import write_records
 from forkmerge.experiments.run_results import read_plan
 from forkmerge.methods import method_from, methods_table
+from forkmerge.methods.option_syntax import option_from, split_assignment, split_words
 from forkmerge.report.comparison_tables import tables_from, write_tables
 from forkmerge.report.cost_table import cost_table
 from forkmerge.report.table import to_markdown, to_rich
@@ -228,9 +228,9 @@ def tune_from(assignments: Sequence[str]) -> dict[str, list[Any]]:
     """Return what `--tune key=v1,v2` says."""
     found: dict[str, list[Any]] = {}
     for assignment in assignments:
-        key, equals, text = (part.strip() for part in assignment.partition("="))
+        key, text = split_assignment(assignment)
         values = [option_from(f"--tune {key}", part) for part in split_words(text)]
-        if not equals or not key or not values:
+        if not key or not values:
             raise ConfigError(f"--tune {assignment}: write key=v1,v2,…, e.g. --tune lr=0.003,0.01,0.03.")
         if key == "lr" and not all(isinstance(v, int | float) and not isinstance(v, bool) and v > 0 for v in values):
             raise ConfigError(f"--tune {assignment}: learning rates are positive numbers.")

@@ -25,9 +25,9 @@ from forkmerge.cli.run_progress import RunView
 from forkmerge.cli.terminal import interruptible, print_json, readable_warnings, say, stderr, stdout, stdout_for_json
 from forkmerge.errors import ConfigError, ForkMergeError, StoreError, command
 from forkmerge.experiments.cost_of_run import estimate_run
-from forkmerge.experiments.option_syntax import option_from
 from forkmerge.experiments.pretraining import pretrained
 from forkmerge.experiments.recipe import Recipe, load_recipe, recipe_from
+from forkmerge.methods.option_syntax import option_from, split_assignment
 
 
 class _Commands(TyperGroup):
@@ -186,14 +186,14 @@ def overrides_from(given: dict[str, Any], assignments: list[str]) -> dict[str, A
     """Return the keys of a recipe that options set by name, and `--set key=value` by dotted key."""
     overrides = dict(given)
     for assignment in assignments:
-        key, equals, text = assignment.partition("=")
+        key, text = split_assignment(assignment)
         *tables, last = (part.strip() for part in key.split("."))
-        if not equals or not last or not all(tables):
+        if not last or not all(tables):
             raise ConfigError(f"--set {assignment}: write key=value, e.g. --set algorithm.interval=200.")
         place = overrides
         for table in tables:
             place[table] = place = dict(place[table]) if isinstance(place.get(table), dict) else {}
-        place[last] = option_from(f"--set {key}", text.strip())
+        place[last] = option_from(f"--set {key}", text)
     return overrides
 
 

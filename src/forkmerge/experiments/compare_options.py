@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from forkmerge.errors import ConfigError, check_count, is_count, unknown_name
-from forkmerge.experiments.option_syntax import split_words
+from forkmerge.methods.option_syntax import split_words
 
 
 @dataclass(frozen=True)

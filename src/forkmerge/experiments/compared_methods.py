@@ -12,9 +12,10 @@ from forkmerge.algorithms.equal_compute import AveragedSingleTask, BestOf, Scale
 from forkmerge.algorithms.mixtures import Mixed, Mixtures, PerAuxiliary
 from forkmerge.engine.merging.searches import Fixed, Search, fitting
 from forkmerge.errors import ConfigError, ForkMergeError, unknown_name
-from forkmerge.experiments.option_syntax import show_options, split_options, split_words
 from forkmerge.experiments.recipe import Recipe
 from forkmerge.methods import METHODS, method_from
+from forkmerge.methods.option_syntax import show_options, split_options, split_words
+from forkmerge.methods.registry import method_key
 
 BASELINE = "stl"
 PAPER = (
@@ -155,7 +156,7 @@ def compared_methods_from(text: str) -> list[ComparedMethod]:
 
 def everything() -> list[str]:
     """Return the words of all methods of ours."""
-    return ["stl", "ew", *(name for name in METHODS if _key(name) != "ew"), *_OURS]
+    return ["stl", "ew", *(name for name in METHODS if method_key(name) != "ew"), *_OURS]
 
 
 def compared_method_from(word: str) -> ComparedMethod:
@@ -193,8 +194,8 @@ def _method_name(text: str) -> str:
         name = "torchjd:" + text.partition(":")[2]
         method_from(name)  # refuses what does not exist
         return name
-    known = {_key(name): name for name in METHODS}
-    if _key(text) not in known:
+    known = {method_key(name): name for name in METHODS}
+    if method_key(text) not in known:
         words = [
             *COMPARED_METHODS,
             *(_word(name) for name in METHODS),
@@ -204,15 +205,11 @@ def _method_name(text: str) -> str:
             "all",
         ]
         raise ConfigError("--methods: " + unknown_name("method", text.lower(), dict.fromkeys(words)))
-    return known[_key(text)]
+    return known[method_key(text)]
 
 
 def _word(name: str) -> str:
     return name if name.startswith("torchjd:") else name.lower()
-
-
-def _key(name: str) -> str:
-    return "".join(char for char in name.lower().replace("λ", "lambda") if char.isalnum())
 
 
 def equal_compute_words(chosen: Sequence[ComparedMethod], branches: Mapping[str, int]) -> list[str]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Mapping
 from typing import Any
 
-from forkmerge.errors import ProblemError, unknown_name
+from forkmerge.errors import ConfigError, ProblemError, unknown_name
 from forkmerge.methods._arml import ARML
 from forkmerge.methods._autolambda import AutoLambda
 from forkmerge.methods._auxinash import AuxiNash
@@ -25,6 +24,7 @@ from forkmerge.methods._surgery import GradVac, PCGrad, TargetAwareGradVac, Targ
 from forkmerge.methods._uncertainty import UW
 from forkmerge.methods.base import Method
 from forkmerge.methods.data_sheet import facts_of
+from forkmerge.methods.option_syntax import split_options
 
 _LISTED: tuple[type[Method], ...] = (
     EW,
@@ -91,22 +91,15 @@ def method_from(value: object) -> Method | None:
 
 def _parsed(text: str) -> tuple[str, dict[str, Any]]:
     """Split "GradVac(beta=0.1)" into the name and the options."""
-    name, bracket, rest = text.partition("(")
-    if not bracket:
-        return name, {}
     try:
-        call = ast.parse("method(" + rest, mode="eval").body
-        assert isinstance(call, ast.Call)
-        if call.args or any(item.arg is None for item in call.keywords):
-            raise ValueError
-        return name, {str(item.arg): ast.literal_eval(item.value) for item in call.keywords}
-    except (SyntaxError, ValueError, AssertionError):
+        return split_options(text, "(")
+    except ConfigError:
         raise ProblemError(f"cannot read the method {text!r}: write options as in 'GradVac(beta=0.1)'.") from None
 
 
 def _built(name: str, options: Mapping[str, Any]) -> Method:
-    kinds = {_key(key): method for key, method in METHODS.items()}
-    kind = kinds.get(_key(name))
+    kinds = {method_key(key): method for key, method in METHODS.items()}
+    kind = kinds.get(method_key(name))
     if kind is None:
         names = [*METHODS, f"{TORCHJD}NAME (any class of torchjd.aggregation or torchjd.scalarization)"]
         raise ProblemError(unknown_name("method", name, names))
@@ -135,5 +128,6 @@ def methods_markdown() -> str:
     return "\n".join(costs) + "\n\n" + "\n".join(papers) + "\n"
 
 
-def _key(name: str) -> str:
+def method_key(name: str) -> str:
+    """Return what names of a method that mean the same have in common."""
     return "".join(char for char in name.lower().replace("λ", "lambda") if char.isalnum())

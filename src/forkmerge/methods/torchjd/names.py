@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
+import re
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,13 @@ from torch import Tensor, nn
 from torchjd import aggregation, scalarization
 from torchjd.linalg import DualConeProjector
 
-from forkmerge.errors import ProblemError, unknown_name
+from forkmerge.errors import ConfigError, ProblemError, unknown_name
+from forkmerge.methods.option_syntax import option_from, split_call
 from forkmerge.methods.solvers import solve_nonnegative
 
+_NAME = re.compile(r"[A-Za-z_][\w.]*")
+_CALL = re.compile(rf"{_NAME.pattern}\s*\(.*", re.DOTALL)
+_WORDS = ("true", "false", "none", "inf", "nan")  # values, and no names
 # What constructors call the number of tasks, which a name cannot know.
 _COUNTS = ("shape", "n_tasks")
 
@@ -47,10 +51,9 @@ def build_named(text: str, tasks: int) -> nn.Module:
     (which become tensors) and other objects.
     """
     try:
-        tree = ast.parse(text.strip(), mode="eval").body
-    except SyntaxError:
+        built = _build(text, tasks)
+    except ConfigError:
         raise ProblemError(f"cannot read 'torchjd:{text}': write a class name, or one with arguments.") from None
-    built = _build(tree, tasks)
     if not isinstance(built, nn.Module):
         raise ProblemError(f"'torchjd:{text}' is no scalarizer, weighting or aggregator.")
     return built
@@ -72,17 +75,14 @@ def _class(name: str) -> Any:
     raise ProblemError(unknown_name("TorchJD class", name, known_names()))
 
 
-def _build(tree: ast.expr, tasks: int) -> Any:
-    if isinstance(tree, ast.Call):
-        arguments = [_build(item, tasks) for item in tree.args]
-        keywords = {item.arg: _build(item.value, tasks) for item in tree.keywords if item.arg}
-        return _construct(ast.unparse(tree.func), arguments, keywords, tasks)
-    if isinstance(tree, ast.Name | ast.Attribute):
-        return _construct(ast.unparse(tree), [], {}, tasks)
-    try:
-        value = ast.literal_eval(tree)
-    except ValueError:
-        raise ProblemError(f"cannot read the argument {ast.unparse(tree)!r} of a TorchJD class.") from None
+def _build(text: str, tasks: int) -> Any:
+    """Return what a text describes: an object of a class, or a number, text, list or truth value."""
+    name, arguments = split_call(text, "(") if _CALL.fullmatch(text) else (text, [])
+    if _NAME.fullmatch(name) and name.lower() not in _WORDS:
+        positional = [_build(value, tasks) for key, value in arguments if not key]
+        keywords = {key: _build(value, tasks) for key, value in arguments if key}
+        return _construct(name, positional, keywords, tasks)
+    value = option_from(name, text)
     return torch.tensor(value, dtype=torch.get_default_dtype()) if isinstance(value, list | tuple) else value
 
 

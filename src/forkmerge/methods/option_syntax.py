@@ -1,7 +1,8 @@
-"""Words with options, such as `forkmerge-aux[interval=500,prune_to=3]`: split, read and written back."""
+"""Options as text, `key=value`, `WORD[key=value,…]` or `NAME(key=value,…)`: split, read and written back."""
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import sys
@@ -16,6 +17,7 @@ else:
     import tomli as tomllib
 
 _BARE_WORD = re.compile(r"[A-Za-z_][\w.:/-]*")
+_ASSIGNMENT = re.compile(r"([^=()\[\]{}\"']*)=(.*)", re.DOTALL)
 _BARE_KEY = re.compile(r"[\w-]+", re.ASCII)
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 
@@ -46,27 +48,43 @@ def split_words(text: str) -> list[str]:
     return [part.strip() for part in parts if part.strip()]
 
 
-def split_options(word: str) -> tuple[str, dict[str, Any]]:
-    """Return a word without its options, and the options.
+def split_options(word: str, opening: str = "[") -> tuple[str, dict[str, Any]]:
+    """Return a word without its options, and the options; in round brackets, text has quotes, as in Python.
 
     Example:
         >>> split_options("ew[lr=0.003, task_weights={a=1}]")
         ('ew', {'lr': 0.003, 'task_weights': {'a': 1}})
     """
-    base, bracket, rest = word.strip().partition("[")
-    if not bracket:
-        return base, {}
-    options: dict[str, Any] = {}
-    for part in split_words(rest[:-1]) if rest.endswith("]") else [""]:
-        key, equals, text = (piece.strip() for piece in part.partition("="))
-        if not equals or not key or key in options:
-            raise ConfigError(f"{word!r}: write WORD[key=value,…], e.g. forkmerge[interval=500,prune_to=3].")
-        options[key] = option_from(f"{base}[{key}=…]", text)
-    return base.strip(), options
+    base, arguments = split_call(word, opening)
+    if not all(key for key, _ in arguments) or len(dict(arguments)) < len(arguments):
+        raise ConfigError(f"{word!r}: write WORD[key=value,…], e.g. forkmerge[interval=500,prune_to=3].")
+    return base, {key: option_from(f"{base}[{key}=…]", text, words=opening == "[") for key, text in arguments}
 
 
-def option_from(where: str, text: str) -> Any:
-    """Return a value written as in TOML; a word needs no quotes, which a shell would take away, and `none` is None."""
+def split_call(text: str, opening: str) -> tuple[str, list[tuple[str, str]]]:
+    """Return a name and, if it has any, its arguments in brackets as (key, text); the key is "" where there is none.
+
+    Example:
+        >>> split_call("STCH(Mean(), mu=0.5)", "(")
+        ('STCH', [('', 'Mean()'), ('mu', '0.5')])
+    """
+    name, bracket, rest = text.strip().partition(opening)
+    if bracket and not rest.endswith(_CLOSING[opening]):
+        raise ConfigError(f"{text!r} has no closing {_CLOSING[opening]}.")
+    return name.strip(), [split_assignment(part) for part in split_words(rest[:-1])]
+
+
+def split_assignment(text: str) -> tuple[str, str]:
+    """Return the key and the text of `key=value`, stripped; the key is "" where there is none."""
+    match = _ASSIGNMENT.fullmatch(text)
+    return (match[1].strip(), match[2].strip()) if match else ("", text.strip())
+
+
+def option_from(where: str, text: str, *, words: bool = True) -> Any:
+    """Return a value written as in TOML, or else as in Python; `none` is None.
+
+    With `words`, a word needs no quotes, which a shell would take away.
+    """
     if text.lower() == "none":
         return None
     try:
@@ -75,11 +93,12 @@ def option_from(where: str, text: str) -> Any:
         parsed = {}
     if parsed.keys() == {"value"}:
         return parsed["value"]
-    try:
-        return float(text)  # TOML wants a digit before the point
-    except ValueError:
-        pass
-    if _BARE_WORD.fullmatch(text):
+    for read in (ast.literal_eval, float):
+        try:
+            return read(text)
+        except (ValueError, SyntaxError):
+            pass
+    if words and _BARE_WORD.fullmatch(text):
         return text
     raise ConfigError(f"{where}: {text!r} is not a TOML value such as 200, 0.5, true, [1, 2] or a word.")
 
