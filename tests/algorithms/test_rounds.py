@@ -15,7 +15,19 @@ from forkmerge.algorithms.run_record import Run
 from forkmerge.engine.executors.serial import SerialExecutor
 from forkmerge.engine.storage.run_folder import RunFolder
 from forkmerge.engine.training.state import State
-from problems import SGD, TASKS, domains_problem, fit, noisy_net, plain_net, quadratic_run, seeded, shared_problem
+from forkmerge.problem.metrics import Criterion
+from problems import (
+    SGD,
+    TASKS,
+    domains_problem,
+    fit,
+    minus_loss,
+    noisy_net,
+    plain_net,
+    quadratic_run,
+    seeded,
+    shared_problem,
+)
 
 
 class TestRounds:
@@ -158,3 +170,51 @@ def test_ranking_runs_train_with_the_scaled_weights() -> None:
         patch.setattr(SerialExecutor, "train", train)
         fit(fm.ForkMerge(fm.NestedTopK(probe_steps=1), interval=1, auxiliary_scale=0.5), domains_problem(), steps=1)
     assert {weight for weight in seen if weight} == {0.5}
+
+
+TWO = {"minus_loss": minus_loss, "accuracy": fm.accuracy}
+
+
+class TestSeveralMetricsInARun:
+    def test_the_target_only_branch_of_round_one_is_the_reference_of_all_rounds(self) -> None:
+        run = fit(fm.ForkMerge("per_auxiliary", interval=4), shared_problem(metrics=TWO))
+        first = run.rounds[0].branches["alone"]
+        assert first.score == 0.0
+        criterion = Criterion({"minus_loss": 1, "accuracy": 1}).with_reference(first.metrics)
+        for finished in run.rounds:
+            for branch in finished.branches.values():
+                assert branch.score == pytest.approx(criterion.score(branch.metrics))
+        assert run.score == pytest.approx(criterion.score(run.metrics))
+
+    def test_a_reference_of_the_user_is_used_instead(self) -> None:
+        reference = {"minus_loss": -1.0, "accuracy": 0.5}
+        run = fit(fm.ForkMerge(interval=4, reference=reference), shared_problem(metrics=TWO))
+        first = run.rounds[0].branches["alone"]
+        expected = ((first.metrics["minus_loss"] + 1) + (first.metrics["accuracy"] - 0.5) / 0.5) / 2
+        assert first.score == pytest.approx(expected)
+
+    def test_a_zero_reference_of_the_target_only_branch_names_the_metric(self) -> None:
+        problem = shared_problem(metrics={"minus_loss": minus_loss, "zero": lambda p, t: 0.0})
+        with pytest.raises(fm.ProblemError, match=r"reference value of metric 'zero' is 0\.0"):
+            fit(problem=problem)
+
+    @pytest.mark.parametrize(
+        "algorithm", [fm.Joint(), fm.SingleTask(), fm.Joint(refit=True), fm.Joint(select="best", refit=True)]
+    )
+    def test_a_run_of_one_branch_is_its_own_reference(self, algorithm: fm.Algorithm) -> None:
+        run = fit(algorithm, shared_problem(metrics=TWO))
+        if run.searched:
+            assert run.rounds[0].score == 0.0
+
+    def test_branches_without_a_target_only_one_need_a_reference_before_training(self) -> None:
+        branches = {"a": {"tgt": 1.0, "aux": 1.0}, "b": {"tgt": 1.0, "odd": 1.0}}
+        problem = shared_problem(metrics=TWO)
+        with pytest.raises(fm.ProblemError, match=r"2 metrics and no branch trains on it alone: pass reference="):
+            fit(fm.ForkMerge(branches), problem)
+        reference = {"minus_loss": -1.0, "accuracy": 0.5}
+        assert fit(fm.ForkMerge(branches, reference=reference), problem).score is not None
+
+    def test_ranking_runs_need_a_reference_before_training(self) -> None:
+        algorithm = fm.ForkMerge(fm.NestedTopK(probe_steps=2), interval=4)
+        with pytest.raises(fm.ProblemError, match=r"ranking runs are scored before round 1.*pass reference="):
+            fit(algorithm, shared_problem(metrics=TWO))

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 import forkmerge as fm
-from problems import DATA, evaluation, problem_with, shared_losses, shared_problem
+from problems import DATA, evaluation, fit, problem_with, shared_losses, shared_problem
 
 
 class TestProblems:
@@ -123,3 +123,51 @@ def test_test_data_of_another_form_is_refused_by_name() -> None:
     odd = fm.Evaluation(held.dataset, held.metrics, held.predict, as_training=held.dataset)
     with pytest.raises(fm.ProblemError, match="another form"):
         fm.Problem(problem.target, problem.streams, problem.validation, test=odd).for_development()
+
+
+def error_rate(predictions: torch.Tensor, targets: torch.Tensor) -> float:
+    return 1 - fm.accuracy(predictions, targets)
+
+
+class TestDirections:
+    def test_torchmetrics_say_themselves_which_way_is_better(self) -> None:
+        from torchmetrics import MeanSquaredError
+        from torchmetrics.classification import MulticlassAccuracy
+
+        assert evaluation(metrics={"a": MulticlassAccuracy(3), "e": MeanSquaredError()}).directions == {"a": 1, "e": -1}
+
+    def test_a_metric_that_does_not_say_is_refused_before_training_with_what_to_pass(self) -> None:
+        from torchmetrics import MeanMetric, SumMetric
+
+        assert MeanMetric.higher_is_better is None
+        problem = shared_problem(metrics={"mean": SumMetric()})
+        with pytest.raises(fm.ProblemError, match=r"metric 'mean' does not say .*higher_is_better=\{'mean': True\}"):
+            fit(problem=problem)
+
+    def test_the_user_has_the_last_word(self) -> None:
+        from torchmetrics import MeanMetric
+        from torchmetrics.classification import MulticlassAccuracy
+
+        said = {"mean": False, "a": False}
+        assert evaluation(
+            metrics={"mean": MeanMetric(), "a": MulticlassAccuracy(3)}, higher_is_better=said
+        ).directions == {
+            "mean": -1,
+            "a": -1,
+        }
+
+    def test_plain_callables_count_as_higher_is_better_unless_said_otherwise(self) -> None:
+        assert evaluation(metrics=error_rate).directions == {"error_rate": 1}
+        assert evaluation(metrics=error_rate, higher_is_better={"error_rate": False}).directions == {"error_rate": -1}
+
+    def test_a_direction_for_an_unknown_metric_offers_the_closest(self) -> None:
+        with pytest.raises(fm.ProblemError, match=r"unknown metric 'eror_rate'\. Did you mean 'error_rate'"):
+            evaluation(metrics=error_rate, higher_is_better={"eror_rate": False})
+
+    def test_a_metric_that_is_neither_callable_nor_torchmetrics_is_refused(self) -> None:
+        with pytest.raises(fm.ProblemError, match="metric 'm' must be a torchmetrics object or a callable, got 3"):
+            evaluation(metrics={"m": 3})
+
+    def test_an_evaluation_without_metrics_is_refused(self) -> None:
+        with pytest.raises(fm.ProblemError, match="at least one metric"):
+            evaluation(metrics={})

@@ -1,8 +1,7 @@
-"""Which examples a step sees, and every random number of it, are functions of their arguments alone."""
+"""Which examples a step sees, and which task it trains: functions of their arguments alone."""
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from itertools import pairwise
 from typing import Any
@@ -13,9 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import forkmerge as fm
-from forkmerge.problem import batches, example_order, randomness
-from problems import Augmented, Counted, fit, noisy_net, shared_losses, shared_problem
+from forkmerge.problem import example_order
 
 sizes = st.integers(1, 40)
 
@@ -23,26 +20,6 @@ sizes = st.integers(1, 40)
 def stretch(size: int, batch: int, count: int, seed: int = 0, stream: str = "s") -> list[int]:
     """The first `count` batches of a stream, one after the other."""
     return [i for p in range(count) for i in example_order.batch_indices(size, batch, p, seed, stream).tolist()]
-
-
-class TestDerivedSeeds:
-    def test_a_seed_depends_on_every_part_and_on_their_boundaries(self) -> None:
-        keys = [(0,), (1,), (0, "a"), (0, "b"), (0, "a", "b"), (0, "ab"), (0, "b", "a"), (0, 1), (0, 1, 1), (0, 11)]
-        assert len({randomness.derive(*key) for key in keys}) == len(keys)
-
-    def test_a_seed_is_the_same_in_every_process_and_release(self) -> None:
-        # A golden value: if it changes, no stored run can be resumed to the same bits.
-        assert randomness.derive(0, "stream", 3) == 1004608956487508955
-
-    def test_a_seed_fits_every_generator(self) -> None:
-        for part in range(200):
-            assert 0 <= randomness.derive(-5, part) < 2**63
-
-    def test_uniform_numbers_fill_the_unit_interval(self) -> None:
-        drawn = [randomness.uniform(0, "u", i) for i in range(2000)]
-        assert min(drawn) >= 0
-        assert max(drawn) < 1
-        assert abs(sum(drawn) / len(drawn) - 0.5) < 0.03
 
 
 class TestBatches:
@@ -140,61 +117,3 @@ class TestTaskSampling:
         one = [example_order.pick_task("ab", [1, 1], 0, step) for step in range(50)]
         assert one == [example_order.pick_task("ab", [1, 1], 0, step) for step in range(50)]
         assert one != [example_order.pick_task("ab", [1, 1], 1, step) for step in range(50)]
-
-
-class TestRandomStates:
-    def test_the_caller_gets_all_three_states_back_also_after_an_error(self) -> None:
-        torch.manual_seed(1), np.random.seed(1), random.seed(1)  # noqa: NPY002
-        expected = [torch.rand(1).item(), np.random.rand(), random.random()]  # noqa: NPY002
-        torch.manual_seed(1), np.random.seed(1), random.seed(1)  # noqa: NPY002
-        with pytest.raises(RuntimeError), randomness.random_state_kept():  # noqa: PT012
-            randomness.set_random_state(123)
-            torch.rand(9)
-            raise RuntimeError
-        assert [torch.rand(1).item(), np.random.rand(), random.random()] == expected  # noqa: NPY002
-
-    def test_setting_a_state_seeds_torch_numpy_and_random(self) -> None:
-        with randomness.random_state_kept():
-            drawn = []
-            for _ in range(2):
-                randomness.set_random_state(2**62 + 1)
-                drawn.append([torch.rand(1).item(), np.random.rand(), random.random()])  # noqa: NPY002
-        assert drawn[0] == drawn[1]
-
-    def test_fit_gives_the_caller_its_random_state_back(self) -> None:
-        torch.manual_seed(1), np.random.seed(1), random.seed(1)  # noqa: NPY002
-        before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # noqa: NPY002
-        fit(problem=shared_problem(Augmented()), net=noisy_net)
-        after = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # noqa: NPY002
-        assert torch.equal(before[0], after[0])
-        assert before[1:] == after[1:]
-
-
-class TestFeed:
-    def stream(self, dataset: Any, **options: Any) -> fm.Stream:
-        return fm.Stream(dataset, shared_losses, ("tgt",), batch_size=4, **options)
-
-    def test_only_the_examples_of_the_positions_asked_for_are_read(self) -> None:
-        data = Counted()
-        list(batches.batches("s", self.stream(data), [3, 9], seed=0, device=torch.device("cpu")))
-        assert data.reads == 8
-
-    def test_randomness_of_an_example_is_a_function_of_its_place_not_of_what_was_read_before(self) -> None:
-        stream = self.stream(Augmented())
-        both = list(batches.batches("s", stream, [4, 5], seed=0, device=torch.device("cpu")))
-        alone = list(batches.batches("s", stream, [5], seed=0, device=torch.device("cpu")))
-        assert torch.equal(both[1][0], alone[0][0])
-
-    def test_the_same_example_is_augmented_differently_at_another_step(self) -> None:
-        stream = self.stream(Augmented(count=1))
-        one, other = batches.batches("s", stream, [0, 1], seed=0, device=torch.device("cpu"))
-        rows = torch.cat([one[0], other[0]])
-        assert len({tuple(row.tolist()) for row in rows}) == 8
-
-    @pytest.mark.parametrize("kind", [list, tuple])
-    def test_tensors_are_moved_inside_containers(self, kind: Any) -> None:
-        batch = {"x": kind([torch.ones(2), "text"]), "y": {"z": torch.zeros(1)}}
-        moved = batches.move(batch, torch.device("meta"))
-        assert moved["x"][0].device.type == moved["y"]["z"].device.type == "meta"
-        assert moved["x"][1] == "text"
-        assert type(moved["x"]) is kind

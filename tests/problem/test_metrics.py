@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 import forkmerge as fm
+from forkmerge.problem.metrics import Criterion
 from forkmerge.problem.scoring import CostReader
 from problems import Augmented, Counted, examples, plain_net, predict_target, seeded
 
@@ -141,3 +144,53 @@ class TestMeasure:
         values = fm.measure(seeded(plain_net), fm.Evaluation(data, metric, predict, batch_size=10))
         known = fm.measure(seeded(plain_net), fm.Evaluation(data, fm.nll, predict_target, batch_size=10))
         assert values["loss"] == pytest.approx(known["nll"], rel=1e-5)
+
+
+NYUV2 = {"mIoU": 1, "pixAcc": 1, "absErr": -1, "relErr": -1}
+
+
+class TestCriterion:
+    def test_one_metric_is_its_own_score_turned_where_lower_is_better(self) -> None:
+        assert Criterion({"acc": 1}).score({"acc": 0.25}) == 0.25
+        assert Criterion({"err": -1}).score({"err": 0.25}) == -0.25
+
+    def test_several_metrics_are_the_mean_of_their_signed_relative_changes(self) -> None:
+        # +10 %, +5 %, an error that fell by 20 %, one that rose by 10 %: (.1 + .05 + .2 − .1) / 4.
+        reference = {"mIoU": 50.0, "pixAcc": 80.0, "absErr": 0.5, "relErr": 0.2}
+        values = {"mIoU": 55.0, "pixAcc": 84.0, "absErr": 0.4, "relErr": 0.22}
+        assert Criterion(NYUV2).with_reference(reference).score(values) == pytest.approx(0.0625)
+
+    def test_a_negative_reference_keeps_better_positive(self) -> None:
+        criterion = Criterion({"a": 1, "b": 1}).with_reference({"a": -2.0, "b": 1.0})
+        assert criterion.score({"a": -1.0, "b": 1.0}) == pytest.approx(0.25)
+
+    @given(st.lists(st.floats(0.1, 10), min_size=4, max_size=4), st.floats(0.01, 5))
+    def test_the_reference_itself_scores_zero_and_the_unit_of_a_metric_does_not_matter(
+        self, numbers: list[float], unit: float
+    ) -> None:
+        reference = dict(zip(NYUV2, numbers, strict=True))
+        values = {name: 1.3 * value for name, value in reference.items()}
+        criterion = Criterion(NYUV2).with_reference(reference)
+        assert criterion.score(reference) == 0
+        rescaled = Criterion(NYUV2).with_reference({n: v * unit for n, v in reference.items()})
+        assert rescaled.score({n: v * unit for n, v in values.items()}) == pytest.approx(criterion.score(values))
+
+    @pytest.mark.parametrize("bad", [0.0, math.nan, math.inf])
+    def test_a_reference_that_cannot_be_compared_with_names_its_metric(self, bad: float) -> None:
+        with pytest.raises(fm.ProblemError, match=rf"reference value of metric 'b' is {bad}.*reference=\{{'b': …\}}"):
+            Criterion({"a": 1, "b": 1}).with_reference({"a": 1.0, "b": bad})
+
+    def test_a_missing_reference_offers_the_closest(self) -> None:
+        with pytest.raises(fm.ProblemError, match=r"unknown metric 'accuracy'\. Did you mean 'acuracy'"):
+            Criterion({"accuracy": 1, "b": 1}).with_reference({"acuracy": 1.0, "b": 1.0})
+
+    @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+    def test_anything_that_is_not_a_number_scores_minus_infinity(self, bad: float) -> None:
+        assert Criterion({"a": 1}).score({"a": bad}) == -math.inf
+        assert Criterion({"a": -1}).score({"a": bad}) == -math.inf
+        several = Criterion({"a": 1, "b": -1}).with_reference({"a": 1.0, "b": 1.0})
+        assert several.score({"a": 2.0, "b": bad}) == -math.inf
+
+    def test_several_metrics_cannot_be_scored_without_a_reference(self) -> None:
+        with pytest.raises(fm.ProblemError, match="need reference values"):
+            Criterion({"a": 1, "b": 1}).score({"a": 1.0, "b": 1.0})

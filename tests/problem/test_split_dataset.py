@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.data import Subset, TensorDataset
 
-from forkmerge.problem.split_dataset import part
+from forkmerge.problem.split_dataset import join, part
 
 
 def rows(dataset: object) -> list[float]:
@@ -20,3 +20,12 @@ def test_the_parts_are_the_same_every_time_and_overlap_nowhere(wrap: object) -> 
     assert rows(kept) == rows(part(data)[0])
     assert sorted(rows(kept) + rows(held)) == list(range(9))
     assert type(kept) is type(data)
+
+
+def test_joined_examples_come_one_after_the_other_and_tensors_stay_tensors() -> None:
+    first, second = (TensorDataset(torch.arange(float(count))[:, None]) for count in (3, 2))
+    joined = join(first, second)
+    assert isinstance(joined, TensorDataset)
+    assert rows(joined) == [0.0, 1.0, 2.0, 0.0, 1.0]
+    mixed = join(first, Subset(second, [1]))
+    assert rows(mixed) == [0.0, 1.0, 2.0, 1.0]
