@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,6 +21,11 @@ from problems import diverging_problem, evaluation, examples, fit, minus_loss, n
 @pytest.fixture(scope="module")
 def run() -> Run:
     return fit(fm.ForkMerge("per_auxiliary", interval=4, floor=True, refit=True), net=noisy_net)
+
+
+def a_round(index: int, score: float | None, phase: str = "search", *, aux: float = 0.5, end: int = 0) -> Round:
+    end = end or 4 * index
+    return Round(index, phase, end - 4, end, {}, [], {"alone": 1.0}, score, {"tgt": 1.0, "aux": aux}, ["alone"])
 
 
 class TestRun:
@@ -55,6 +61,28 @@ class TestRun:
         first.relevance.update(aux=0.0)
         assert (first.end - first.start, second.end - second.start) == (8, 4)
         assert run.relevance["aux"] == pytest.approx((0.0 * 8 + 0.5 * 4) / 12)
+
+    def test_relevance_is_that_of_the_rounds_behind_the_model(self) -> None:
+        scores = [0.5, 0.9, 0.7]
+        rounds = [a_round(index, score, aux=float(index)) for index, score in enumerate(scores, start=1)]
+        last = Run("ForkMerge", "tgt", 12, 0, 0.7, {}, "last merge", rounds)
+        assert last.relevance == {"tgt": 1.0, "aux": 2.0}
+        best = Run("ForkMerge", "tgt", 12, 0, 0.9, {}, "best merge", rounds)
+        assert best.relevance == {"tgt": 1.0, "aux": 1.5}
+        refitted = Run("ForkMerge", "tgt", 12, 0, 0.9, {}, "refit", [*rounds, a_round(4, None, "refit", end=4)])
+        assert refitted.relevance == {"tgt": 1.0, "aux": 1.0}
+        floor = Run("ForkMerge", "tgt", 12, 0, 0.9, {}, "floor", rounds)
+        assert floor.relevance == {"tgt": 1.0}
+
+    def test_a_score_that_has_fallen_is_remarked_where_the_last_merge_is_returned(self) -> None:
+        falling = [a_round(1, 0.9), a_round(2, 0.8), a_round(3, 0.75)]
+        run = Run("ForkMerge", "tgt", 12, 0, 0.75, {"m": 0.75}, "last merge", falling)
+        (remark,) = run.remarks
+        assert remark.startswith("the validation score fell from 0.9 at step 4 to 0.75 at the last merge")
+        assert 'select="best"' in repr(run)
+        assert "select=&quot;best&quot;" in run._repr_html_()
+        assert not replace(run, final="best merge").remarks
+        assert not Run("ForkMerge", "tgt", 8, 0, 0.9, {}, "last merge", [a_round(1, 0.8), a_round(2, 0.9)]).remarks
 
     def test_html_escapes_names(self) -> None:
         name = "<script>alert(1)<script>"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import math
 import os
 import platform
 from collections.abc import Mapping, Sequence
@@ -156,11 +157,41 @@ class Run:
 
     @property
     def relevance(self) -> dict[str, float]:
-        """λ of every task: the mean over searched rounds, each weighted by its steps."""
-        rounds = [r for r in self.searched if r.coefficients]
+        """λ of every task in the model returned: the mean over the rounds behind it, each weighted by its steps."""
+        if self.final == "floor":
+            return {self.target: 1.0}
+        rounds = [r for r in self.searched if r.coefficients and r.end <= self.last_step]
         total = sum(r.end - r.start for r in rounds)
         tasks = dict.fromkeys(task for r in rounds for task in r.relevance)
         return {t: sum(r.relevance.get(t, 0.0) * (r.end - r.start) for r in rounds) / total for t in tasks}
+
+    @property
+    def last_step(self) -> int:
+        """The step at which the model returned was merged: an earlier one than the last where the best was selected."""
+        refitted = [r.end for r in self.rounds if r.phase == "refit"]
+        if refitted and self.final == "refit":
+            return max(refitted)
+        best = self._best_round
+        return best.end if best is not None and self.final in ("best merge", "best validation") else self.steps
+
+    @property
+    def remarks(self) -> list[str]:
+        """What the record says that a reader may overlook, beside the notes taken while it ran."""
+        best, last = self._best_round, self.searched[-1] if self.searched else None
+        if best is None or last is None or last.score is None or self.final not in ("last merge", "last step"):
+            return []
+        if best.score is None or not last.score < best.score:
+            return []
+        return [
+            f"the validation score fell from {show_number(best.score)} at step {best.end} to {show_number(last.score)} at "
+            f'the last merge, which is returned: select="best" returns the best one.'
+        ]
+
+    @property
+    def _best_round(self) -> Round | None:
+        """The searched round of the highest score; of equals the first."""
+        scored = [r for r in self.searched if r.score is not None]
+        return max(scored, key=lambda r: -math.inf if r.score is None else r.score, default=None)
 
     def to_json(self) -> dict[str, Any]:
         """Return the run as strict JSON data; numbers that are not finite become None."""
@@ -197,10 +228,13 @@ class Run:
             if len(r.branches) > 1:
                 shares = show_shares(r.coefficients) or "all faulty"
                 lines.append(f"  round {r.index:<3} step {r.end:<7} score {show_number(r.score)}  {shares}")
-        return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
+        return "\n".join([*lines, *(f"  note: {note}" for note in (*self.notes, *self.remarks))])
 
     def _repr_html_(self) -> str:
-        lines = [*(f"{name} {text}" for name, text in self.facts.items()), *(f"note: {note}" for note in self.notes)]
+        lines = [
+            *(f"{name} {text}" for name, text in self.facts.items()),
+            *(f"note: {note}" for note in (*self.notes, *self.remarks)),
+        ]
         table = rounds_table(self.searched)
         rows = [[f"<th>{html.escape(column.title)}</th>" for column in table.columns]]
         rows += [[f"<td>{html.escape(text)}</td>" for text in texts] for texts in table.texts()]

@@ -31,7 +31,7 @@ def show_run(console: Console, run: Run) -> None:
     times = ", ".join(f"{name} {show_seconds(seconds)}" for name, seconds in run.seconds.items())
     rest = {"probes": show_metrics(run.probes), "time": times}
     show_facts(console, {name: text for name, text in rest.items() if text})
-    for note in run.notes:
+    for note in (*run.notes, *run.remarks):
         say(console, f"  note: {note}", style="yellow")
 
 

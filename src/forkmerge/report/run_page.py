@@ -44,7 +44,7 @@ def run_page(story: SavedRun) -> Page:
         headline=_headline(story, so_far, merged),
         facts=_facts(story),
         sections=tuple(sections),
-        notes=(*(run.notes if run else ()), *story.warnings),
+        notes=(*((*run.notes, *run.remarks) if run else ()), *story.warnings),
         configuration=story.config,
         environment=run.environment if run else story.config.get("environment"),
         commands=_commands(story),
