@@ -183,8 +183,8 @@ class Run:
         if best.score is None or not last.score < best.score:
             return []
         return [
-            f"the validation score fell from {show_number(best.score)} at step {best.end} to {show_number(last.score)} at "
-            f'the last merge, which is returned: select="best" returns the best one.'
+            f"the validation score fell from {show_number(best.score)} at step {best.end} to "
+            f'{show_number(last.score)} at the last merge, which is returned: select="best" returns the best one.'
         ]
 
     @property
