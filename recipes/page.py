@@ -217,7 +217,7 @@ def run(names: Sequence[str]) -> int:
             return 2
         words = ["compare", str(file), "--out", str(ROOT / "runs" / "results" / name)]
         words += ["--records", str(RECORDS / f"{name}.json")]
-        worst = max(worst, subprocess.run([sys.executable, "-m", "forkmerge.cli.run", *words], check=False).returncode)
+        worst = max(worst, subprocess.run([sys.executable, "-m", "forkmerge.cli", *words], check=False).returncode)
     return worst
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from forkmerge.cli.progress import Progress, View, watching
+from forkmerge.cli.progress import Progress, ProgressView, watching
 
 
 class Clock:
@@ -18,7 +18,7 @@ class Clock:
         return self.now
 
 
-class Counting(View):
+class Counting(ProgressView):
     """Shows a count."""
 
     between_lines = 5.0

@@ -10,90 +10,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
 import forkmerge as fm
-from forkmerge.cli.run import app, overrides_from
+from command_line import TINY, error_of, invoke
 from forkmerge.engine.storage.run_folder import RunFolder
-
-TINY = """
-import os, time
-import torch
-from torch import nn
-from torch.nn.functional import cross_entropy
-from torch.utils.data import TensorDataset
-import forkmerge as fm
-
-_on_step = lambda step: time.sleep(float(os.environ.get("TINY_SLEEP", 0)))
-
-
-def data(count, seed):
-    generator = torch.Generator().manual_seed(seed)
-    inputs = torch.randn(count, 4, generator=generator)
-    return TensorDataset(inputs, (inputs.sum(1) > 0).long())
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.body, self.heads = nn.Linear(4, 8), nn.ModuleDict({t: nn.Linear(8, 2) for t in ("tgt", "aux")})
-
-    def forward(self, inputs, task="tgt"):
-        return self.heads[task](torch.tanh(self.body(inputs)))
-
-
-def losses(model, batch, tasks, context):
-    _on_step(context.step)
-    return {task: cross_entropy(model(batch[0], task), batch[1]) for task in tasks}
-
-
-def recipe(examples=16):
-    print("building the recipe")
-    problem = fm.Problem(
-        "tgt",
-        [fm.Stream(data(examples, 1), losses, ("tgt", "aux"), 4)],
-        validation=fm.Evaluation(data(20, 2), fm.accuracy),
-        test=fm.Evaluation(data(30, 3), fm.accuracy),
-    )
-    return fm.Recipe(problem, Net, fm.OptimizerOf("Adam", lr=0.01), steps=24, algorithm=fm.ForkMerge(interval=8))
-
-
-def broken():
-    raise ValueError("a mistake of the user's own")
-"""
-
-
-@pytest.fixture
-def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A folder with a problem in it, as the current one; yields the problem's module."""
-    (tmp_path / "tiny.py").write_text(TINY)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    sys.modules.pop("tiny", None)
-    yield __import__("tiny")
-    sys.modules.pop("tiny", None)
-
-
-def invoke(*words: str, code: int = 0) -> Result:
-    result = CliRunner().invoke(app, list(words))
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == code, result.output
-    return result
-
-
-def error_of(*words: str) -> str:
-    """The one line that a refused command prints."""
-    result = invoke(*words, code=2)
-    assert result.stdout.replace("building the recipe\n", "") == ""
-    (line,) = result.stderr.splitlines()
-    assert line.startswith("error: ")
-    return line.removeprefix("error: ")
 
 
 def model_bytes(folder: str) -> bytes:
@@ -122,26 +47,6 @@ def test_a_new_user_gets_from_nothing_to_an_exported_model(tmp_path: Path, monke
         "out/card.json",
     ]
     sys.modules.pop("own_data")
-
-
-def test_new_never_overwrites_and_wants_a_name_that_can_be_imported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("mine.py").write_text("precious")
-    assert "mine.py exists" in error_of("new", "mine.py")
-    assert Path("mine.py").read_text() == "precious"
-    assert "such as my_problem.py" in error_of("new", "my-problem.py")
-    assert "such as my_problem.py" in error_of("new", "mine")
-    assert error_of("new", "no/where.py") == "cannot write no/where.py: No such file or directory."
-
-
-def test_every_command_explains_itself_and_the_version_is_the_package_s() -> None:
-    assert invoke("--version").stdout == f"forkmerge {fm.__version__}\n"
-    listed = invoke("--help").stdout
-    for name in ("demo", "run", "resume", "runs", "show", "export", "new"):
-        assert name in listed
-        assert invoke(name, "--help").stdout
 
 
 def test_a_run_is_named_after_problem_algorithm_and_seed_and_counted_on(tiny: Any) -> None:
@@ -191,60 +96,6 @@ def test_options_reach_the_run(tiny: Any) -> None:
     assert settings["problem"]["streams"]["tgt+aux"]["examples"] == 9
     other = json.loads(invoke(*words, "s", "--algorithm", "Joint").stdout)["settings"]["algorithm"]
     assert (other["name"], other["interval"]) == ("Joint", None)  # another algorithm, so none of the file's options
-
-
-def test_values_are_toml_and_single_words_need_no_quotes() -> None:
-    given = overrides_from(
-        {"steps": 3}, ["a.b=1e-3", "a.c=[1, 2]", "d=word", 'e="two words"', "f.g.h=true", "a.i={j = 1}"]
-    )
-    assert given == {
-        "steps": 3,
-        "a": {"b": 0.001, "c": [1, 2], "i": {"j": 1}},
-        "d": "word",
-        "e": "two words",
-        "f": {"g": {"h": True}},
-    }
-    for wrong in ("x", "=1", "a.=1", "a=two words", "a=1\nb=2"):
-        with pytest.raises(fm.ConfigError, match="--set"):
-            overrides_from({}, [wrong])
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("run no.toml", "cannot read no.toml: No such file or directory."),
-        ("run tiny.py", "neither a .toml file nor 'module:function'"),
-        ("run tiny:recip", "unknown function 'recip'. Did you mean 'recipe'? Known: data, losses, recipe, broken."),
-        ("run nothere:recipe", "no module named 'nothere'"),
-        ("run tiny:recipe --target tg", "Did you mean 'tgt'?"),
-        ("run tiny:recipe --algorithm forkmerge", "Did you mean 'ForkMerge'?"),
-        ("run tiny:recipe --set algorithm.intervall=3", "unknown key 'intervall'. Did you mean 'interval'?"),
-        ("run tiny:recipe --set stepps=3", "unknown key 'stepps'. Did you mean 'steps'?"),
-        ("run tiny:recipe --set training.clip=3", "unknown key 'clip'. Did you mean 'clip_norm'?"),
-        ("run tiny:recipe --set arguments.example=3", "It takes: examples."),
-        ("run tiny:recipe --set steps=many", "steps must be a positive integer, got 'many'."),
-        ("run tiny:recipe --steps 0 --dry-run", "steps must be a positive integer, got 0."),
-        ("run tiny:recipe --out .", "exists and is not an empty folder"),
-        ("show .", "is not a run folder"),
-        ("resume .", "is not a run folder"),
-        ("export . out", "is not a run folder"),
-        ("runs nowhere", "nowhere is not a folder."),
-    ],
-)
-def test_a_mistake_is_one_clear_line(tiny: Any, words: str, message: str) -> None:
-    assert message in error_of(*words.split())
-    assert not Path("runs").exists()
-
-
-def test_an_error_in_the_user_s_own_code_keeps_its_traceback(tiny: Any) -> None:
-    with pytest.raises(ValueError, match="a mistake of the user's own"):
-        invoke("run", "tiny:broken")
-
-
-def test_no_runs_yet_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert "no runs in runs" in invoke("runs").stdout
-    assert json.loads(invoke("runs", "--json").stdout) == []
 
 
 def stop_at(count: int, stop: Callable[[], None]) -> Callable[[int], None]:
@@ -355,23 +206,6 @@ def test_resume_refuses_what_runs_and_what_was_started_differently(tiny: Any, mo
     assert "training.optimizer was 'Adam(lr=0.01)' and is 'Adam(lr=0.02)' now" in result.stderr
 
 
-def test_a_run_that_cannot_be_read_does_not_hide_the_others(tiny: Any) -> None:
-    invoke("run", "tiny:recipe", "--steps", "2")
-    invoke("run", "tiny:recipe", "--steps", "2")
-    Path("runs/tiny-forkmerge-seed0/config.json").write_text("{")
-    rows = json.loads(invoke("runs", "--json").stdout)
-    assert [row["status"] for row in rows] == ["unreadable", "finished"]
-    assert "unreadable" in invoke("runs").stdout
-
-
-def test_an_algorithm_made_of_several_runs_is_one_line_and_its_parts_are_listed_on_request(tiny: Any) -> None:
-    done = invoke("run", "tiny:recipe", "--algorithm", "PostTrain", "--steps", "8", "--out", "runs/p")
-    assert re.search(r"test +accuracy", done.stdout)
-    assert [row["name"] for row in json.loads(invoke("runs", "--json").stdout)] == ["p"]
-    names = [row["name"] for row in json.loads(invoke("runs", "runs/p", "--json").stdout)]
-    assert names == ["p", "finetuning", "pretraining"]
-
-
 def test_kept_branches_say_beforehand_what_disk_they_take(tiny: Any) -> None:
     done = invoke("run", "tiny:recipe", "--set", "algorithm.keep_branches=true", "--out", "r")
     assert re.match(r"the branches of every round are kept: .*B on disk in all", done.stderr)
@@ -380,7 +214,7 @@ def test_kept_branches_say_beforehand_what_disk_they_take(tiny: Any) -> None:
 def test_a_killed_run_of_two_processes_resumes_to_the_same_bits_and_leaves_no_process(tiny: Any) -> None:
     words = ["run", "tiny:recipe", "--steps", "96", "--set", "training.threads=1"]
     environment = {**os.environ, "TINY_SLEEP": "0.01", "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-m", "forkmerge.cli.run", *words, "--workers", "2", "--out", "killed"]
+    command = [sys.executable, "-m", "forkmerge.cli", *words, "--workers", "2", "--out", "killed"]
     process = subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
     )
@@ -395,15 +229,3 @@ def test_a_killed_run_of_two_processes_resumes_to_the_same_bits_and_leaves_no_pr
     invoke("resume", "killed", "--workers", "1")
     invoke(*words, "--out", "whole")
     assert model_bytes("killed") == model_bytes("whole")
-
-
-def test_the_demo_is_given_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: dict[str, Any] = {}
-
-    def run_demo(**options: Any) -> int:
-        given.update(options)
-        return 3
-
-    monkeypatch.setattr("forkmerge.cli.demo.run_demo", run_demo)
-    invoke("demo", "--seeds", "2", "--workers", "1", "--out", "d", "--json", code=3)
-    assert given == {"seeds": 2, "workers": 1, "out": Path("d"), "as_json": True}

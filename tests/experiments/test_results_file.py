@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.test_compare import PROBLEM, run
 
 import forkmerge as fm
+from command_line import error_of, invoke
 from forkmerge.experiments.comparison import plan_comparison, run_comparison
 from forkmerge.experiments.results_file import read_comparison, to_text, without_paths, write_records
 from forkmerge.experiments.run_results import RunResult, read_plan, read_run_results
 from forkmerge.report.comparison_tables import tables_from, write_tables
 from forkmerge.report.table import to_markdown
+
+PROBLEM = "compare_problem:recipe"
 
 
 @pytest.fixture(scope="module")
@@ -38,11 +40,11 @@ def test_the_tables_of_the_file_are_those_of_the_folder(folder, tmp_path):
         return re.sub(r"failed: .*", "", to_markdown(tables))
 
     assert text(tables_from(file)) == text(tables_from(folder))
-    shown = run("compare", file, code=1).stdout  # some of its runs have failed
+    shown = invoke("compare", file, code=1).stdout  # some of its runs have failed
     assert "target: tgt" in shown
     assert "written to" not in shown
     assert list(file.parent.iterdir()) == [file]
-    assert json.loads(run("compare", file, "--json", code=1).stdout)["files"] == []
+    assert json.loads(invoke("compare", file, "--json", code=1).stdout)["files"] == []
 
 
 def test_the_file_has_one_line_per_run_in_the_order_of_the_plan(folder, tmp_path):
@@ -120,11 +122,11 @@ def test_errors_and_settings_do_not_give_paths_away(folder):
 def test_the_command_keeps_records_while_it_runs(tmp_path):
     file, out = tmp_path / "r.json", tmp_path / "out"
     options = ("--methods", "ew", "--seeds", 1, "--workers", 1, "--out", out)
-    run("compare", PROBLEM, *options, "--records", file)
+    invoke("compare", PROBLEM, *options, "--records", file)
     kept = file.read_text()
     assert len(read_comparison(file)[1]) == 2
     file.unlink()
-    run("compare", out, "--records", file)
+    invoke("compare", out, "--records", file)
     assert file.read_text() == kept
 
 
@@ -133,5 +135,4 @@ def test_what_is_not_a_file_of_records_is_refused(tmp_path):
     file.write_text('{"format": 1}')
     with pytest.raises(fm.StoreError, match="is not a file of records"):
         write_tables(file)
-    with pytest.raises(fm.StoreError, match="is not the folder of a comparison"):
-        run("compare", tmp_path / "missing.json")
+    assert "is not the folder of a comparison" in error_of("compare", tmp_path / "missing.json")

@@ -22,7 +22,7 @@ from forkmerge.algorithms.table_data import Table
 from forkmerge.analysis.diagnosis.pieces import FORMAT
 from forkmerge.analysis.merge_results import Survival
 from forkmerge.analysis.results import AuxiliaryFinding, Pictures
-from forkmerge.cli.run import app
+from forkmerge.cli.commands import app
 from forkmerge.errors import ConfigError, StoreError
 from forkmerge.experiments.comparison import plan_comparison, run_comparison
 from forkmerge.experiments.paired_statistics import Paired

@@ -60,7 +60,7 @@ def test_links_of_a_page_lead_somewhere(page):
 def test_commands_in_the_readme_exist():
     from typer.main import get_command
 
-    from forkmerge.cli.run import app
+    from forkmerge.cli.commands import app
 
     known = set(get_command(app).commands) | {"test"}
     shown = re.findall(r"^\./run (\S+)", (ROOT / "README.md").read_text("utf-8"), re.M)

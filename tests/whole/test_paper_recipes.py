@@ -17,7 +17,7 @@ from tests.whole import test_few_labels
 from typer.testing import CliRunner
 
 import forkmerge as fm
-from forkmerge.cli.run import app
+from forkmerge.cli.commands import app
 from forkmerge.datasets import aliexpress, domainnet, nyuv2
 from forkmerge.datasets._classify import ClassificationLosses, SmallConvNet
 from forkmerge.experiments.compared_methods import PAPER, branch_count

@@ -3,6 +3,6 @@
 
 def main() -> None:
     """Run the command line."""
-    from forkmerge.cli.run import app
+    from forkmerge.cli.commands import app
 
     app()

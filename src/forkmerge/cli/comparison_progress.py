@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from forkmerge.cli.progress import View
+from forkmerge.cli.progress import ProgressView
 
 
-class ComparisonView(View):
+class ComparisonView(ProgressView):
     """Where a comparison stands: how many of its runs have ended, and how many failed."""
 
     runs = ended = failed = 0

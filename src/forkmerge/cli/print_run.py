@@ -1,4 +1,4 @@
-"""Runs and plans as the command prints them."""
+"""Runs and what they would cost as the command prints them."""
 
 from __future__ import annotations
 
@@ -64,48 +64,48 @@ def runs_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def show_saved_run(console: Console, story: SavedRun) -> None:
+def show_saved_run(console: Console, saved: SavedRun) -> None:
     """Print a run that is not finished: what its record holds so far, and how to continue it."""
-    phase = " of the refit" if story.phase == "refit" else ""
-    say(console, f"{story.algorithm} on {story.target!r}: {story.status} at step {story.step} of {story.steps}{phase}")
-    show_rounds(console, [r for r in story.rounds if r.phase == "search"])
-    if story.status == "interrupted":
-        place = story.checkpoint or "the beginning: there is no undamaged checkpoint"
-        say(console, f"  it continues from {place} with: {story.how_to_resume}")
+    phase = " of the refit" if saved.phase == "refit" else ""
+    say(console, f"{saved.algorithm} on {saved.target!r}: {saved.status} at step {saved.step} of {saved.steps}{phase}")
+    show_rounds(console, [r for r in saved.rounds if r.phase == "search"])
+    if saved.status == "interrupted":
+        start = saved.checkpoint or "the beginning: there is no undamaged checkpoint"
+        say(console, f"  it continues from {start} with: {saved.how_to_resume}")
 
 
-def show_cost(console: Console, plan: RunCost) -> None:
+def show_cost(console: Console, cost: RunCost) -> None:
     """Print what a run would do and cost."""
-    pause = "a merge" if len(plan.branches) > 1 else "a validation"
-    say(console, f"{plan.algorithm} on {plan.target!r}: {plan.steps} steps, {pause} every {plan.interval}")
+    pause = "a merge" if len(cost.branches) > 1 else "a validation"
+    say(console, f"{cost.algorithm} on {cost.target!r}: {cost.steps} steps, {pause} every {cost.interval}")
     table = Table(box=None, header_style="bold", pad_edge=False)
     for title in ("branch", "task weights", "a step takes"):
         table.add_column(title)
-    for kind, branches in (("", plan.branches), ("probe: ", plan.probes)):
+    for kind, branches in (("", cost.branches), ("probe: ", cost.probes)):
         for branch in branches:
             table.add_row(escape(kind + branch.name), escape(_weights(branch)), show_seconds(branch.seconds_per_step))
     console.print(table)
-    for name, text in _facts(plan).items():
+    for name, text in _facts(cost).items():
         say(console, f"{name:<12}{text}")
 
 
-def _facts(plan: RunCost) -> dict[str, str]:
-    phases = [f"{phase} {count}" for phase, count in plan.branch_steps.items() if phase != "total"]
-    disk = f"two checkpoints of {show_bytes(plan.disk['checkpoint'])}, the model {show_bytes(plan.disk['model'])}"
-    if plan.disk["branches"]:
-        disk += f", every round's branches {show_bytes(plan.disk['branches'])}"
-    merges = f"{plan.merges}, each with up to {plan.passes['per merge']:.4g} validation passes"
-    workers = "" if plan.workers == 1 else f" in {plan.workers} processes"
-    times = ", ".join(f"{name} {show_seconds(plan.seconds[name])}" for name in ("training", "validation"))
-    memory = f"{show_bytes(plan.memory['total'])} for {plan.parameters} trainable parameters"
+def _facts(cost: RunCost) -> dict[str, str]:
+    phases = [f"{phase} {count}" for phase, count in cost.branch_steps.items() if phase != "total"]
+    disk = f"two checkpoints of {show_bytes(cost.disk['checkpoint'])}, the model {show_bytes(cost.disk['model'])}"
+    if cost.disk["branches"]:
+        disk += f", every round's branches {show_bytes(cost.disk['branches'])}"
+    merges = f"{cost.merges}, each with up to {cost.passes['per merge']:.4g} validation passes"
+    workers = "" if cost.workers == 1 else f" in {cost.workers} processes"
+    times = ", ".join(f"{name} {show_seconds(cost.seconds[name])}" for name in ("training", "validation"))
+    memory = f"{show_bytes(cost.memory['total'])} for {cost.parameters} trainable parameters"
     return {
-        "weights": _MEANINGS[plan.weights],
-        "steps": f"{plan.branch_steps['total']} in all: {' + '.join(phases)}",
-        **({"merges": merges} if len(plan.branches) > 1 else {}),
-        "validation": f"up to {plan.passes['total']:.4g} passes over {plan.examples} examples",
+        "weights": _MEANINGS[cost.weights],
+        "steps": f"{cost.branch_steps['total']} in all: {' + '.join(phases)}",
+        **({"merges": merges} if len(cost.branches) > 1 else {}),
+        "validation": f"up to {cost.passes['total']:.4g} passes over {cost.examples} examples",
         "memory": f"{memory}; activations and data come on top",
-        "disk": f"{show_bytes(plan.disk['total'])}: {disk}",
-        "time": f"about {show_seconds(plan.seconds['total'])}{workers}: {times}",
+        "disk": f"{show_bytes(cost.disk['total'])}: {disk}",
+        "time": f"about {show_seconds(cost.seconds['total'])}{workers}: {times}",
     }
 
 

@@ -1,7 +1,7 @@
 """How far some work is, how long the rest will take, and how that is shown: a bar on a terminal, lines elsewhere.
 
-Nothing below the command prints: it passes events on. A `View` turns them into numbers and lines; `watching` shows
-those.
+Nothing below the command prints: it passes events on. A `ProgressView` turns them into numbers and lines; `watching`
+shows those.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class Progress:
         return "" if left is None or is_over else f"{show_seconds(math.ceil(left))} left"
 
 
-class View(ABC):
+class ProgressView(ABC):
     """What is shown of some work.
 
     Args:
@@ -183,7 +183,7 @@ class View(ABC):
 
 
 @contextmanager
-def watching(console: Console, view: View) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+def watching(console: Console, view: ProgressView) -> Iterator[Callable[[Mapping[str, Any]], None]]:
     """Yield the callback that shows progress on a console."""
     if not console.is_terminal:
         yield _Lines(console, view)
@@ -202,7 +202,7 @@ def watching(console: Console, view: View) -> Iterator[Callable[[Mapping[str, An
 class _Lines:
     """Plain lines: those that events deserve, and now and then where the work stands."""
 
-    def __init__(self, console: Console, view: View) -> None:
+    def __init__(self, console: Console, view: ProgressView) -> None:
         self.console, self.view = console, view
         self._shown = view.progress.clock()
 
@@ -219,7 +219,7 @@ class _Lines:
 class _Bar:
     """A bar with the time left, and the lines that events deserve above it."""
 
-    def __init__(self, bar: RichProgress, view: View) -> None:
+    def __init__(self, bar: RichProgress, view: ProgressView) -> None:
         self.bar, self.view = bar, view
         self.task = bar.add_task("starting", total=None, left="")
 

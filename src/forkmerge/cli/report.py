@@ -3,42 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from forkmerge.cli.terminal import print_json, say, stdout
+from forkmerge.report import write_figure, write_report
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to an application."""
-    app.command()(report)
-
-
-def report(
-    folder: Annotated[
-        Path,
-        typer.Argument(
-            metavar="DIR", help="The folder of a run, a comparison or a diagnosis; or a comparison's records."
-        ),
-    ],
-    out: Annotated[
-        Path | None,
-        typer.Option(help="The page; or, with --figure, fig.pdf, .svg or .png.  [default: report.html in DIR]"),
-    ] = None,
-    figure: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Draw one figure for a paper instead of the page.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")] = False,
-) -> None:
-    """Write one self-contained page: verdicts, tables, figures."""
-    from forkmerge.report import write_figure, write_report
-
-    if figure is not None:
-        path = write_figure(folder, figure, out or Path(f"{figure}.pdf"))
-    else:
-        path = write_report(folder, out)
-    if as_json:
-        print_json({"file": str(path)})
-    else:
-        say(stdout(), str(path))
+def write_page_or_figure(folder: Path, out: Path | None, figure: str | None, *, as_json: bool) -> None:
+    """Write the page of a folder, or one of its figures."""
+    path = write_report(folder, out) if figure is None else write_figure(folder, figure, out or Path(f"{figure}.pdf"))
+    print_json({"file": str(path)}) if as_json else say(stdout(), str(path))

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from forkmerge.algorithms.table_data import show_number, show_shares
-from forkmerge.cli.progress import Clock, View
+from forkmerge.cli.progress import Clock, ProgressView
 from forkmerge.experiments.units import show_bytes
 
 
-class RunView(View):
+class RunView(ProgressView):
     """Where a run stands: phase, round, branch, step, score.
 
     Its work are branch-steps, a refit's included, and merges. Pruning, and parts that were finished before a resume,

@@ -13,8 +13,6 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from forkmerge.engine.storage.json_codec import plain
-
 
 class _Terminated(KeyboardInterrupt):
     """SIGTERM, handled like Ctrl-C."""
@@ -69,6 +67,8 @@ def stderr() -> Console:
 
 def print_json(value: Any) -> None:
     """Print plain data as strict JSON."""
+    from forkmerge.engine.storage.json_codec import plain  # here, since it imports torch, which help does without
+
     typer.echo(json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False))
 
 

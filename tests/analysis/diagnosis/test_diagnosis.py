@@ -17,7 +17,7 @@ from forkmerge.analysis.diagnosis import budget, diagnosis, pieces
 from forkmerge.analysis.results import AuxiliaryFinding, Diagnosis, Pictures
 from forkmerge.analysis.transfer import transfer_curve
 from forkmerge.analysis.transfer_runs import SeededSource, TransferRun, take
-from forkmerge.cli.run import app
+from forkmerge.cli.commands import app
 from forkmerge.errors import ConfigError, ProblemError, StoreError
 from forkmerge.problem.metrics import Criterion
 from forkmerge.report.table import to_markdown

@@ -1,0 +1,297 @@
+"""The command `forkmerge`: what can be typed, and the help; nothing heavy is imported before a command is called."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from forkmerge._version import __version__
+from forkmerge.cli.terminal import say, stderr
+from forkmerge.errors import ForkMergeError
+
+_WORDS = "forkmerge.words"  # what was typed, in the context that all commands share
+
+
+class _Commands(TyperGroup):
+    """Turns errors raised on purpose into one line; all others keep their traceback."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Keep what was typed, for whoever has to say how to go on."""
+        ctx.meta[_WORDS] = tuple(args)
+        rest: list[str] = super().parse_args(ctx, args)
+        return rest
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except ForkMergeError as error:
+            say(stderr(), f"error: {error}", style="red")
+            raise typer.Exit(2) from None
+
+
+app = typer.Typer(
+    cls=_Commands,
+    help="Make a target task better with auxiliary tasks: fork, train, merge what helps, repeat.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
+ProblemArgument = Annotated[str, typer.Argument(metavar="PROBLEM", help="A recipe: PROBLEM.toml or module:function.")]
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
+BranchWorkers = Annotated[int | None, typer.Option(min=1, help="Processes that train branches.")]
+
+
+def _settings(example: str) -> Any:
+    return typer.Option("--set", metavar="KEY=VALUE", help=f"Any key of a recipe file, e.g. {example}.")
+
+
+def _typed(ctx: typer.Context) -> str:
+    """Return the words behind `forkmerge`, for a shell."""
+    return shlex.join(ctx.meta[_WORDS])
+
+
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
+        typer.echo(f"forkmerge {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def demo(
+    seeds: Annotated[int, typer.Option(min=1, help="Repetitions of every method.")] = 10,
+    workers: Annotated[int, typer.Option(min=1, help="Processes.")] = 2,
+    out: Annotated[Path | None, typer.Option(help="Folder for figure and results.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Compare ForkMerge with other training, on real data, offline."""
+    from forkmerge.cli.demo import run_demo
+
+    raise typer.Exit(run_demo(seeds=seeds, workers=workers, out=out, as_json=as_json))
+
+
+@app.command()
+def run(
+    ctx: typer.Context,
+    problem: ProblemArgument,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run.  [default: a new one in runs/]")] = None,
+    algorithm: Annotated[
+        str | None, typer.Option(help="ForkMerge, Joint, SingleTask, PostTrain or WeightGrid.")
+    ] = None,
+    target: Annotated[str | None, typer.Option(help="The target task.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Training steps.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of all randomness.")] = None,
+    workers: BranchWorkers = None,
+    settings: Annotated[list[str] | None, _settings("algorithm.interval=200")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would do and cost, and stop.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Train on a problem."""
+    from forkmerge.cli.arguments import overrides_from
+    from forkmerge.cli.run import show_run_cost, start_run
+
+    options = {"target": target, "steps": steps, "seed": seed, "algorithm": algorithm and {"name": algorithm}}
+    overrides = overrides_from(options, settings or [])
+    if dry_run:
+        show_run_cost(problem, overrides, workers=workers, as_json=as_json)
+    else:
+        start_run(problem, overrides, out=out, workers=workers, as_json=as_json, typed=_typed(ctx))
+
+
+@app.command()
+def resume(run: RunArgument, workers: BranchWorkers = None, as_json: Json = False) -> None:
+    """Continue a run that was interrupted or killed, to the same bits."""
+    from forkmerge.cli.run import resume_run
+
+    resume_run(run, workers=workers, as_json=as_json)
+
+
+@app.command()
+def runs(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to look.")] = Path("runs"), as_json: Json = False
+) -> None:
+    """List runs with their status and scores."""
+    from forkmerge.cli.saved_runs import list_runs
+
+    list_runs(folder, as_json=as_json)
+
+
+@app.command()
+def show(run: RunArgument, as_json: Json = False) -> None:
+    """Show a run: scores, coefficients, task relevance, time, notes."""
+    from forkmerge.cli.saved_runs import show_run_folder
+
+    show_run_folder(run, as_json=as_json)
+
+
+@app.command()
+def export(
+    run: RunArgument,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="A new folder.")],
+    as_json: Json = False,
+) -> None:
+    """Write a run's model, for plain torch, with a card."""
+    from forkmerge.cli.saved_runs import export_run_folder
+
+    export_run_folder(run, out, as_json=as_json)
+
+
+@app.command()
+def new(path: Annotated[Path, typer.Argument(metavar="FILE", help="E.g. my_problem.py.")]) -> None:
+    """Write a commented, runnable example to put your own data in."""
+    from forkmerge.cli.new import write_example
+
+    write_example(path)
+
+
+@app.command()
+def compare(
+    ctx: typer.Context,
+    problem: Annotated[
+        str,
+        typer.Argument(
+            metavar="PROBLEM",
+            help="PROBLEM.toml or module:function; or an earlier comparison's folder or records, to show it.",
+        ),
+    ],
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WORD[KEY=VALUE,…],…",
+            help="Words of `forkmerge methods`, comma-separated, with options; paper: the paper's sixteen; all.  "
+            "[default: paper]",
+        ),
+    ] = None,
+    targets: Annotated[
+        str | None, typer.Option(help="Target tasks, comma-separated, or all.  [default: the recipe's own]")
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Repetitions: seeds 0, 1, ….  [default: 5]")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes, of one thread each.  [default: 2]")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the comparison; one that exists is continued.  [default: in runs/]")
+    ] = None,
+    tune: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=V1,V2,…", help="Choose on validation, per method: lr, interval or a method's option."
+        ),
+    ] = None,
+    tune_seeds: Annotated[
+        int | None, typer.Option(min=1, help="Seeds that the choice is made with.  [default: 1]")
+    ] = None,
+    equal_labels: Annotated[
+        bool | None,
+        typer.Option(
+            "--equal-labels/--no-equal-labels", help="In the end, train all methods on training and validation data."
+        ),
+    ] = None,
+    equal_compute: Annotated[
+        bool | None,
+        typer.Option(
+            "--equal-compute/--no-equal-compute", help="Add what the compute of ForkMerge would have bought otherwise."
+        ),
+    ] = None,
+    settings: Annotated[list[str] | None, _settings("steps=500")] = None,
+    records: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.json", help="Also keep the numbers of all runs in one file, made to be committed."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run and cost, and stop.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Compare methods over targets and seeds: Δ_m, intervals, costs.
+
+    A [compare] table in PROBLEM.toml gives these options other defaults.
+    Run it again to continue what was interrupted, to try again what failed, or to add methods, targets and seeds.
+    """
+    from forkmerge.cli.compare import CompareCommand
+
+    changes = ("methods", "targets", "seeds", "tune", "tune_seeds", "equal_labels", "equal_compute", "settings")
+    options = {name: ctx.params[name] for name in changes if ctx.params[name] not in (None, [], ())}
+    asked = CompareCommand(problem, options, workers, out, records, as_json, _typed(ctx))
+    if Path(problem).is_dir() or problem.endswith(".json"):
+        asked.show_earlier()
+    elif dry_run:
+        asked.show_cost()
+    else:
+        asked.run()
+
+
+@app.command()
+def methods(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[METHOD]", help="Everything about one method.", show_default=False)
+    ] = None,
+    as_json: Json = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown, for a document.")] = False,
+) -> None:
+    """List the methods that can be compared, and what each one costs."""
+    from forkmerge.cli.methods import list_methods, show_method
+
+    if name is None or as_json:
+        list_methods(as_json=as_json, markdown=markdown)
+    else:
+        show_method(name)
+
+
+@app.command()
+def diagnose(
+    ctx: typer.Context,
+    problem: ProblemArgument,
+    target: Annotated[str | None, typer.Option(help="The target task.  [default: the recipe's own]")] = None,
+    budget: Annotated[str, typer.Option(help="Time to spend, e.g. 90s, 20m or 1.5h.")] = "20m",
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the diagnosis; one that exists is continued.  [default: in runs/]")
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Processes, of one thread each.")] = 2,
+    settings: Annotated[list[str] | None, _settings("steps=500")] = None,
+    as_json: Json = False,
+) -> None:
+    """Say which auxiliary tasks help a target and which hurt, and why.
+
+    Trains the target with each auxiliary at several weights, compares gradients and confidences, runs ForkMerge, and
+    ends with a verdict per auxiliary. Run it again to continue what was interrupted.
+    """
+    from forkmerge.cli.arguments import overrides_from
+    from forkmerge.cli.diagnose import diagnose_problem
+
+    overrides = overrides_from({"target": target}, settings or [])
+    diagnose_problem(problem, overrides, budget=budget, out=out, workers=workers, as_json=as_json, typed=_typed(ctx))
+
+
+@app.command()
+def report(
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DIR", help="The folder of a run, a comparison or a diagnosis; or a comparison's records."
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The page; or, with --figure, fig.pdf, .svg or .png.  [default: report.html in DIR]"),
+    ] = None,
+    figure: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Draw one figure for a paper instead of the page.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Write one self-contained page: verdicts, tables, figures."""
+    from forkmerge.cli.report import write_page_or_figure
+
+    write_page_or_figure(folder, out, figure, as_json=as_json)

@@ -1,0 +1,80 @@
+"""What can be typed: help without torch, one line for a mistake, options that reach what they are for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import forkmerge as fm
+from command_line import error_of, invoke
+
+
+@pytest.mark.parametrize("words", ["--help", "--version", "run --help", "methods --help", "compare --help", "new x.py"])
+def test_torch_is_not_imported_before_it_is_needed(words: str, tmp_path: Path) -> None:
+    code = (
+        "import sys; from forkmerge.cli import main\n"
+        f"sys.argv = ['forkmerge', *{words.split()!r}]\n"
+        "try: main()\n"
+        "except SystemExit as end: assert not end.code, end.code\n"
+        "heavy = {'torch', 'numpy', 'matplotlib', 'sklearn'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def test_every_command_explains_itself_and_the_version_is_the_package_s() -> None:
+    assert invoke("--version").stdout == f"forkmerge {fm.__version__}\n"
+    listed = invoke("--help").stdout
+    for name in ("demo", "run", "resume", "runs", "show", "export", "new", "compare", "methods", "diagnose", "report"):
+        assert name in listed
+        assert invoke(name, "--help").stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("run no.toml", "cannot read no.toml: No such file or directory."),
+        ("run tiny.py", "neither a .toml file nor 'module:function'"),
+        ("run tiny:recip", "unknown function 'recip'. Did you mean 'recipe'? Known: data, losses, recipe, broken."),
+        ("run nothere:recipe", "no module named 'nothere'"),
+        ("run tiny:recipe --target tg", "Did you mean 'tgt'?"),
+        ("run tiny:recipe --algorithm forkmerge", "Did you mean 'ForkMerge'?"),
+        ("run tiny:recipe --set algorithm.intervall=3", "unknown key 'intervall'. Did you mean 'interval'?"),
+        ("run tiny:recipe --set stepps=3", "unknown key 'stepps'. Did you mean 'steps'?"),
+        ("run tiny:recipe --set training.clip=3", "unknown key 'clip'. Did you mean 'clip_norm'?"),
+        ("run tiny:recipe --set arguments.example=3", "It takes: examples."),
+        ("run tiny:recipe --set steps=many", "steps must be a positive integer, got 'many'."),
+        ("run tiny:recipe --steps 0 --dry-run", "steps must be a positive integer, got 0."),
+        ("run tiny:recipe --out .", "exists and is not an empty folder"),
+        ("show .", "is not a run folder"),
+        ("resume .", "is not a run folder"),
+        ("export . out", "is not a run folder"),
+        ("runs nowhere", "nowhere is not a folder."),
+    ],
+)
+def test_a_mistake_is_one_clear_line(tiny: Any, words: str, message: str) -> None:
+    assert message in error_of(*words.split())
+    assert not Path("runs").exists()
+
+
+def test_an_error_in_the_user_s_own_code_keeps_its_traceback(tiny: Any) -> None:
+    with pytest.raises(ValueError, match="a mistake of the user's own"):
+        invoke("run", "tiny:broken")
+
+
+def test_the_demo_is_given_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    passed: dict[str, Any] = {}
+
+    def run_demo(**options: Any) -> int:
+        passed.update(options)
+        return 3
+
+    monkeypatch.setattr("forkmerge.cli.demo.run_demo", run_demo)
+    invoke("demo", "--seeds", "2", "--workers", "1", "--out", "d", "--json", code=3)
+    assert passed == {"seeds": 2, "workers": 1, "out": Path("d"), "as_json": True}

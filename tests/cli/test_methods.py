@@ -1,0 +1,20 @@
+"""The list of methods."""
+
+from __future__ import annotations
+
+import json
+
+from command_line import invoke
+from forkmerge.experiments.compared_methods import ABOUT
+from forkmerge.methods import METHODS
+
+
+def test_methods_lists_every_word_and_method():
+    shown, data = invoke("methods").stdout, json.loads(invoke("methods", "--json").stdout)
+    assert data["words"] == ABOUT
+    assert [row["name"] for row in data["methods"]] == list(METHODS)
+    for name in (*ABOUT, *METHODS):
+        assert name in shown
+    assert (
+        "| method | uses | state | passes | memory | target | heads | paper |" in invoke("methods", "--markdown").stdout
+    )
