@@ -24,9 +24,11 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 import forkmerge as fm
+from forkmerge.engine.executors.branch_execution import BranchExecution, open_branches
+from forkmerge.engine.executors.branch_worker import Segment, TrainingJob
+from forkmerge.engine.executors.executor import Tell
 from forkmerge.engine.executors.parallel_calls import run_calls, using_threads
-from forkmerge.engine.executors.serial import Segment, SerialExecutor, TrainingJob, open_executor
-from forkmerge.engine.executors.worker_team import Tell
+from forkmerge.engine.executors.process_executor import local_executor
 from forkmerge.engine.merging.measure_candidate import MeasureRequest
 
 CASES: dict[str, tuple[Callable[[int], Case], int, int]] = {
@@ -63,44 +65,46 @@ def job(case: Case, threads: int, examples: int) -> TrainingJob:
 
 
 @contextmanager
-def executors(case: Case, examples: int) -> Iterator[tuple[dict[str, tuple[SerialExecutor, int]], float]]:
-    """Yield a executor of every kind with its threads, and what it took to start the processes."""
+def executions(case: Case, examples: int) -> Iterator[tuple[dict[str, tuple[BranchExecution, int]], float]]:
+    """Yield an execution of every kind with its threads, and what it took to start the processes."""
     with ExitStack() as stack:
-        found = {ONE: (stack.enter_context(open_executor(job(case, 1, examples), 1)), 1)}
-        found[THREADS] = (stack.enter_context(open_executor(job(case, 2, examples), 1)), 2)
+
+        def opened(workers: int, threads: int) -> BranchExecution:
+            executor = stack.enter_context(local_executor(workers))
+            return stack.enter_context(open_branches(job(case, threads, examples), executor))
+
+        one, threads = opened(1, 1), opened(1, 2)
         started = time.perf_counter()
-        executor = stack.enter_context(open_executor(job(case, 1, examples), 2))
-        list(executor.train(segments(case, 2, 1), states(executor, 2)))  # ends when both have started
-        seconds = time.perf_counter() - started
-        found[TWO] = (executor, 1)
-        yield {name: found[name] for name in (ONE, TWO, THREADS)}, seconds
+        two = opened(2, 1)
+        list(two.train(segments(case, 2, 1), states(two, 2)))  # ends when both have started
+        yield {ONE: (one, 1), TWO: (two, 1), THREADS: (threads, 2)}, time.perf_counter() - started
 
 
-def states(executor: SerialExecutor, branches: int) -> list[Any]:
+def states(execution: BranchExecution, branches: int) -> list[Any]:
     """Fresh branches."""
-    initial = executor.binding.initial()
+    initial = execution.binding.initial()
     return [initial.clone() for _ in range(branches)]
 
 
-def training(executor: SerialExecutor, threads: int, case: Case, branches: int, steps: int) -> Callable[[], None]:
+def training(execution: BranchExecution, threads: int, case: Case, branches: int, steps: int) -> Callable[[], None]:
     """One round of training."""
-    parts, held = segments(case, branches, steps), states(executor, branches)
+    parts, held = segments(case, branches, steps), states(execution, branches)
 
     def run() -> None:
         with using_threads(threads):
-            list(executor.train(parts, held))
+            list(execution.train(parts, held))
 
     return run
 
 
-def measuring(executor: SerialExecutor, threads: int) -> Callable[[], None]:
+def measuring(execution: BranchExecution, threads: int) -> Callable[[], None]:
     """One full pass for each of the four combinations that a grid tries."""
-    held = states(executor, 2)
-    questions = [MeasureRequest((1 - alpha, alpha)) for alpha in (0.2, 0.4, 0.6, 0.8)]
+    held = states(execution, 2)
+    requests = [MeasureRequest((1 - alpha, alpha)) for alpha in (0.2, 0.4, 0.6, 0.8)]
 
     def run() -> None:
         with using_threads(threads):
-            executor.measure(held, questions)
+            execution.measure(held, requests)
 
     return run
 
@@ -125,15 +129,18 @@ def time_case(name: str, rounds: int, quick: bool, counts: Sequence[int] = ()) -
     if quick:
         steps, examples = max(steps // 10, 16), examples // 8
     results: dict[str, Any] = {}
-    with executors(case, examples) as (found, seconds):
+    with executions(case, examples) as (executions_by_kind, seconds):
         results["start-up"] = seconds
         for branches in counts or BRANCHES:
-            contenders = {n: training(executor, t, case, branches, steps) for n, (executor, t) in found.items()}
+            contenders = {
+                name: training(execution, threads, case, branches, steps)
+                for name, (execution, threads) in executions_by_kind.items()
+            }
             results[f"{branches} branches"] = interleave(contenders, ONE, rounds=rounds)
             show(name, f"{branches} branches", results[f"{branches} branches"])
         if counts:
             return results
-        passes = {n: measuring(executor, t) for n, (executor, t) in found.items()}
+        passes = {name: measuring(execution, threads) for name, (execution, threads) in executions_by_kind.items()}
         results["full passes"] = interleave(passes, ONE, rounds=rounds)
         show(name, "full passes", results["full passes"])
     return results

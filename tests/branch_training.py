@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import forkmerge as fm
 from _asserts import bits
-from forkmerge.engine.executors.shared_rows import from_wire, to_wire
+from forkmerge.engine.executors.state_bytes import from_wire, to_wire
 from forkmerge.engine.training.branch import BranchResult, train_branch
 from forkmerge.engine.training.model_binding import ModelBinding
 from forkmerge.problem import randomness

@@ -355,7 +355,7 @@ def counting_steps(monkeypatch: Any) -> Iterator[list[str]]:
         return real(binding, problem, mixture, *rest, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr("forkmerge.engine.executors.serial.train_branch", train)
+        patch.setattr("forkmerge.engine.executors.branch_worker.train_branch", train)
         yield trained
 
 

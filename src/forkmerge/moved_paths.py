@@ -54,7 +54,7 @@ _MOVED = {
     "diagnose_cli": "cli.diagnose cli.commands",
     "disk": "engine.storage.atomic_files",
     "dividing": "problem.split_dataset",
-    "execution": "engine.executors.serial engine.executors.executor",
+    "execution": "engine.executors.branch_worker engine.executors.branch_execution engine.executors.serial",
     "experiment": "experiments.comparison experiments.events",
     "export": "algorithms.export",
     "factories": "engine.training.optimizers",
@@ -82,7 +82,7 @@ _MOVED = {
     "order": "problem.example_order problem.randomness",
     "outcomes": "experiments.run_results",
     "pace": "cli.comparison_progress",
-    "parallel": "engine.executors.process_executor",
+    "parallel": "engine.executors.branch_execution engine.executors.process_executor",
     "plan": "experiments.cost_of_run",
     "pool": "engine.executors.parallel_calls",
     "pretraining": "experiments.pretraining",
@@ -102,7 +102,7 @@ _MOVED = {
     "searches": "engine.merging.searches",
     "session": "cli.terminal",
     "sharing": "engine.training.shared_parameters",
-    "shelf": "engine.executors.shared_rows",
+    "shelf": "engine.executors.shared_rows engine.executors.state_bytes",
     "solvers": "methods.solvers",
     "state": "engine.training.state",
     "statistics": "experiments.paired_statistics",
@@ -114,7 +114,7 @@ _MOVED = {
     "views": "cli.print_run",
     "words": "methods.option_syntax",
     "workbench": "engine.training.model_binding",
-    "workers": "engine.executors.worker_team",
+    "workers": "engine.executors.worker_team engine.executors.executor engine.executors.devices",
 }
 MODULES = {f"{_ROOT}.{old}": [f"{_ROOT}.{new}" for new in places.split()] for old, places in _MOVED.items()}
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
-from forkmerge.engine.executors.shared_rows import from_wire, to_wire
+from forkmerge.engine.executors.state_bytes import from_wire, to_wire
 from forkmerge.engine.training.branch import BranchResult, train_branch
 from forkmerge.engine.training.optimizers import OptimizerOf
 from forkmerge.engine.training.options import Mixture, Training

@@ -12,7 +12,7 @@ import torch
 import forkmerge as fm
 from _asserts import assert_other_bits, assert_same_bits, bits, facts
 from forkmerge.algorithms.run_record import Run
-from forkmerge.engine.executors.serial import SerialExecutor
+from forkmerge.engine.executors.branch_execution import BranchExecution
 from forkmerge.engine.storage.run_folder import RunFolder
 from forkmerge.engine.training.state import State
 from forkmerge.problem.metrics import Criterion
@@ -160,14 +160,14 @@ class TestNestedTopK:
 def test_ranking_runs_train_with_the_scaled_weights() -> None:
     seen: list[float] = []
 
-    real = SerialExecutor.train
+    real = BranchExecution.train
 
-    def train(self: SerialExecutor, segments: Any, states: Any) -> Any:
+    def train(self: BranchExecution, segments: Any, states: Any) -> Any:
         seen.extend(s.mixture.task_weights.get(task, 0) for s in segments for task in TASKS[1:])
         return real(self, segments, states)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SerialExecutor, "train", train)
+        patch.setattr(BranchExecution, "train", train)
         fit(fm.ForkMerge(fm.NestedTopK(probe_steps=1), interval=1, auxiliary_scale=0.5), domains_problem(), steps=1)
     assert {weight for weight in seen if weight} == {0.5}
 

@@ -13,7 +13,7 @@ from forkmerge.algorithms.mixtures import is_target_only
 from forkmerge.algorithms.run_record import BranchRecord, Candidate, Round
 from forkmerge.algorithms.settings import Settings
 from forkmerge.algorithms.validation import Validator
-from forkmerge.engine.executors.serial import SerialExecutor
+from forkmerge.engine.executors.branch_execution import BranchExecution
 from forkmerge.engine.merging.arithmetic import Coefficients, vertices
 from forkmerge.engine.merging.batchnorm_policy import refresh_with
 from forkmerge.engine.merging.blend import Blender
@@ -94,7 +94,7 @@ class ValidatedMerge(MergeProblem):
         blend: Builds combinations of what enters the merge.
         faults: Why a branch is unusable, by name.
         validator: Scores states.
-        executor: Measures whole passes of several candidates at once, where it has workers.
+        execution: Measures whole passes of several candidates at once, where it has workers.
         request: What workers are asked about a combination, without its coefficients.
 
     Attributes:
@@ -108,11 +108,11 @@ class ValidatedMerge(MergeProblem):
         blend: Blender,
         faults: Mapping[str, str],
         validator: Validator,
-        executor: SerialExecutor,
+        execution: BranchExecution,
         request: MeasureRequest,
     ) -> None:
         super().__init__(names, faults, on_sample=validator.search_examples is not None)
-        self.blend, self.validator, self.executor, self.request = blend, validator, executor, request
+        self.blend, self.validator, self.execution, self.request = blend, validator, execution, request
         self.race: ExampleRace | None = None
         self.metrics: dict[Coefficients, dict[str, float]] = {}
         self._has_started = False
@@ -138,7 +138,7 @@ class ValidatedMerge(MergeProblem):
             self._has_started, self.race = True, self.validator.race(self.blend)
         if self.race is not None:
             return self.race.enter(candidates, guides)
-        if self.executor.workers == 1 or len(candidates) == 1:
+        if self.execution.workers == 1 or len(candidates) == 1:
             return [ScoredEntrant(self._whole_pass(coefficients)) for coefficients in candidates]
         return [ScoredEntrant(score) for score in self._passes_of_workers(candidates)]
 
@@ -157,7 +157,7 @@ class ValidatedMerge(MergeProblem):
 
     def _passes_of_workers(self, candidates: Sequence[Coefficients]) -> list[float]:
         requests = [replace(self.request, coefficients=coefficients) for coefficients in candidates]
-        measured = [each.metrics for each in self.executor.measure(self.blend.states, requests)]
+        measured = [each.metrics for each in self.execution.measure(self.blend.states, requests)]
         if not self.on_sample:
             self.metrics.update((c, m) for c, m in zip(candidates, measured, strict=True) if m is not None)
         return [-math.inf if metrics is None else self.validator.criterion.score(metrics) for metrics in measured]
@@ -168,16 +168,16 @@ class EndOfRound:
 
     Args:
         settings: The algorithm's options.
-        executor: Who trains and measures.
+        execution: Trained the branches, and measures them.
         validator: Scores states.
     """
 
-    def __init__(self, settings: Settings, executor: SerialExecutor, validator: Validator) -> None:
-        self.settings, self.executor, self.validator = settings, executor, validator
-        self.target = executor.job.problem.target
+    def __init__(self, settings: Settings, execution: BranchExecution, validator: Validator) -> None:
+        self.settings, self.execution, self.validator = settings, execution, validator
+        self.target = execution.job.problem.target
         # A gradient method leaves out a task whose gradient is not finite, and a float16 scaler the whole step: the
         # weights may be sound although a loss was not.
-        weights_follow = settings.method is None and executor.job.training.precision != "float16"
+        weights_follow = settings.method is None and execution.job.training.precision != "float16"
         self.losses_tell = weights_follow and settings.checkpoint == "last"
 
     def search(self, trained: TrainedRound, search: Search) -> MergedRound:
@@ -189,7 +189,7 @@ class EndOfRound:
         usable = [state for name, state in zip(trained.names, states, strict=True) if name not in faults]
         self.rank(usable if trained.floor is None else [*usable, trained.floor])
         ranked = time.perf_counter()
-        problem = ValidatedMerge(trained.names, blend, faults, validator, self.executor, self._request(trained.phase))
+        problem = ValidatedMerge(trained.names, blend, faults, validator, self.execution, self._request(trained.phase))
         with validator.evaluating():  # once, for all candidates
             merged = MergedRound(find_merge(problem, search))
             self._doubt(trained, merged, problem.race)
@@ -208,12 +208,12 @@ class EndOfRound:
 
     def rank(self, states: Sequence[State]) -> None:
         """Let workers measure states that will be scored, all at once; without workers each waits for its turn."""
-        if self.executor.workers == 1:
+        if self.execution.workers == 1:
             return
         fresh = [state for state in states if not self.validator.known_metrics(state)]
         if len(fresh) > 1:
             requests = [MeasureRequest(vertex) for vertex in vertices(len(fresh))]
-            for state, measured in zip(fresh, self.executor.measure(fresh, requests), strict=True):
+            for state, measured in zip(fresh, self.execution.measure(fresh, requests), strict=True):
                 self.validator.note(state, measured)
 
     def blender(self, trained: TrainedRound) -> Blender:
@@ -222,9 +222,9 @@ class EndOfRound:
         That memory is the safety net if all branches are bad, so nothing is built before some branch is known to be
         usable.
         """
-        job, binding, refresh = self.executor.job, self.executor.binding, None
+        job, binding, refresh = self.execution.job, self.execution.binding, None
         if self.settings.bn == "recompute":
-            problem, count = self.executor.problem(trained.phase.value), self.settings.bn_batches
+            problem, count = self.execution.problem(trained.phase.value), self.settings.bn_batches
             refresh = refresh_with(binding, problem, training=job.training, seed=job.seed, count=count)
         return Blender(binding, trained.entering, trained.merged, refresh)
 
@@ -251,7 +251,7 @@ class EndOfRound:
         if alone is None or alone in merge.faults or merge.coefficients[alone] == 1.0:
             return
         single = {name: float(name == alone) for name in merge.coefficients}
-        seed = derive(self.executor.job.seed, "confidence", trained.index)
+        seed = derive(self.execution.job.seed, "confidence", trained.index)
         merged.certainty = race.certainty(merge.vector, tuple(single.values()), seed)
         if merged.certainty < confidence:
             merge.coefficients, merge.score = single, merge.branch_scores[alone]

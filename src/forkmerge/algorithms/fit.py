@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from functools import partial
 from typing import Any
@@ -18,9 +18,11 @@ from forkmerge.algorithms.resolved_config import open_store, run_config, stored_
 from forkmerge.algorithms.rounds import Observe, Rounds
 from forkmerge.algorithms.run_record import Run, environment
 from forkmerge.algorithms.settings import Settings
+from forkmerge.engine.executors.branch_execution import open_branches
+from forkmerge.engine.executors.branch_worker import TrainingJob
 from forkmerge.engine.executors.devices import Devices, check_devices, place_model, resolve_workers
-from forkmerge.engine.executors.serial import TrainingJob, open_executor
-from forkmerge.engine.executors.worker_team import Worker, recruited
+from forkmerge.engine.executors.executor import Executor
+from forkmerge.engine.executors.process_executor import local_executor
 from forkmerge.engine.storage.run_folder import NoStore, RunFolder
 from forkmerge.engine.training.memory_format import memory_format
 from forkmerge.engine.training.model_binding import ModelBinding, OptimizerFactory, check_module
@@ -97,7 +99,7 @@ class Algorithm(ABC):
         channels_last = stored.get("channels_last") if options.channels_last is None else options.channels_last
         check = partial(check_run, sealed, module, options, settings, seed)
         with (
-            recruited(workers) as recruits,
+            local_executor(workers) as executor,  # whose processes start while the run is checked
             memory_format(module, channels_last, options.precision, check) as is_channels_last,
             compiled(module, options.compile, check),
         ):
@@ -105,36 +107,33 @@ class Algorithm(ABC):
             job = TrainingJob(sealed, module, options, seed, threads, rebuild, placed)
             config = run_config(self, sealed, module, options, source, steps=steps, seed=seed, threads=threads)
             rounds = partial(Rounds, settings, steps=steps, observe=observe, checkpoint_every=checkpoint_every)
-            return self._run(job, config, rounds, workers, recruits, folder, resume)
+            return self._run(job, config, rounds, executor, folder, resume)
 
     def _run(
         self,
         job: TrainingJob,
         config: dict[str, Any],
         rounds_of: Callable[..., Rounds],
-        workers: int,
-        recruits: Sequence[Worker],
+        executor: Executor,
         folder: str | os.PathLike[str] | None,
         resume: bool,
     ) -> Run:
         facts = environment(job.threads, device_of(job.model))
-        with open_executor(
-            job, workers, recruits
-        ) as executor:  # before the folder: it finds out what cannot be trained
+        with open_branches(job, executor) as execution:  # before the folder: it finds out what cannot be trained
             store, notes = open_store(folder, resume, config, facts, depth=4)
             with store:
                 result = store.result()
                 if result is not None:
                     return _finished(result, job.model, store)
-                rounds = rounds_of(executor=executor, store=store)
+                rounds = rounds_of(execution=execution, store=store)
                 try:
                     state = rounds.run()
                 except BaseException:
-                    executor.binding.restore_buffers()  # so that the same module can resume
+                    execution.binding.restore_buffers()  # so that the same module can resume
                     raise
                 state.notes.extend(note for note in (*notes, *store.warnings) if note not in state.notes)
                 run = _to_run(type(self).__name__, job.problem.target, rounds.steps, config, facts, state)
-                return _complete(run, executor.binding, state, store)
+                return _complete(run, execution.binding, state, store)
 
 
 def training_options(optimizer: OptimizerFactory, options: Mapping[str, Any], **others: Any) -> Training:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from forkmerge.algorithms.checkpoint import RunState, Selection
 from forkmerge.algorithms.mixtures import ALONE
 from forkmerge.algorithms.validation import Validator
-from forkmerge.engine.executors.serial import Segment
+from forkmerge.engine.executors.branch_worker import Segment
 from forkmerge.engine.training.options import Mixture
 
 FLOOR = "floor"

@@ -15,7 +15,8 @@ from forkmerge.algorithms.refit import finish_refit, give_up, replay_merge, skip
 from forkmerge.algorithms.run_record import Round
 from forkmerge.algorithms.settings import Settings
 from forkmerge.algorithms.validation import Validator
-from forkmerge.engine.executors.serial import Segment, SerialExecutor
+from forkmerge.engine.executors.branch_execution import BranchExecution
+from forkmerge.engine.executors.branch_worker import Segment
 from forkmerge.engine.storage.run_folder import NoStore, RunFolder
 from forkmerge.engine.training.branch import BranchResult
 from forkmerge.engine.training.release_memory import MappedRows
@@ -32,7 +33,7 @@ class Rounds:
 
     Args:
         settings: The algorithm's options.
-        executor: Who trains the branches.
+        execution: Trains the branches.
         steps: T.
         store: Where checkpoints and the record go.
         observe: Called with every event, for progress bars.
@@ -42,21 +43,21 @@ class Rounds:
     def __init__(
         self,
         settings: Settings,
-        executor: SerialExecutor,
+        execution: BranchExecution,
         steps: int,
         *,
         store: RunFolder | NoStore,
         observe: Observe,
         checkpoint_every: int | None,
     ) -> None:
-        self.settings, self.executor, self.steps, self.store = settings, executor, steps, store
-        self.binding, self.job, self.target = executor.binding, executor.job, executor.job.problem.target
+        self.settings, self.execution, self.steps, self.store = settings, execution, steps, store
+        self.binding, self.job, self.target = execution.binding, execution.job, execution.job.problem.target
         self.observe, self.checkpoint_every = observe, checkpoint_every
         self.interval, self.validate_every = settings.interval_of(steps), settings.validate_every_of(steps)
         self.validator = Validator(
             self.binding, self.job.problem, settings.reference, settings.search_examples, self.job.seed
         )
-        self.end = EndOfRound(settings, executor, self.validator)
+        self.end = EndOfRound(settings, execution, self.validator)
         self.mapped = MappedRows(store.path)
         self.state: RunState
 
@@ -129,7 +130,7 @@ class Rounds:
         probes, steps = self.settings.probes(self.job.problem), self.settings.constructor.probe_steps
         segments = [Segment(Phase.SEARCH.value, probe, steps) for probe in probes]
         scores: dict[str, float] = {}
-        results = self.executor.train(segments, [initial.clone() for _ in probes])
+        results = self.execution.train(segments, [initial.clone() for _ in probes])
         try:
             for probe, result in zip(probes, results, strict=True):
                 scores[probe.name] = self.validator.score(result.state)
@@ -173,7 +174,7 @@ class Rounds:
         if self.checkpoint_every:
             first = (start // self.checkpoint_every + 1) * self.checkpoint_every
             marks |= set(range(first, end, self.checkpoint_every))
-        if self.executor.workers == 1 and not self.job.training.loader_workers:
+        if self.execution.workers == 1 and not self.job.training.loader_workers:
             every = max(math.ceil(self.interval / _REPORTS), _SHORTEST_REPORT)
             marks |= set(range(start + every, end, every))
         return sorted(marks)
@@ -186,7 +187,7 @@ class Rounds:
             segments.append(floor_segment(self.target, run.phase.value, steps))
             states.append(run.floor)
         untouched: set[str] | None = None
-        for index, result in enumerate(self.executor.train(segments, states)):
+        for index, result in enumerate(self.execution.train(segments, states)):
             if index == len(run.branches):
                 run.floor = result.state
                 self._report(FLOOR, result, mark)

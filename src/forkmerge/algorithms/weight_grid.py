@@ -19,8 +19,8 @@ from forkmerge.algorithms.forkmerge import Joint
 from forkmerge.algorithms.run_record import Run
 from forkmerge.algorithms.settings import Settings
 from forkmerge.engine.executors.devices import on_own_device
+from forkmerge.engine.executors.executor import Tell
 from forkmerge.engine.executors.parallel_calls import Failure, run_calls, using_threads
-from forkmerge.engine.executors.worker_team import Tell
 from forkmerge.engine.storage.json_codec import plain
 from forkmerge.engine.storage.run_folder import RunFolder
 from forkmerge.engine.training.model_binding import OptimizerFactory

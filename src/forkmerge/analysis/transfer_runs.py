@@ -17,8 +17,8 @@ from forkmerge.algorithms.mixtures import ALONE
 from forkmerge.algorithms.run_record import Run
 from forkmerge.analysis.heldout import confidence_discrepancy, heldout_loss, reads_heldout
 from forkmerge.analysis.result_base import Result
+from forkmerge.engine.executors.executor import Tell
 from forkmerge.engine.executors.parallel_calls import Failure, run_calls, using_threads
-from forkmerge.engine.executors.worker_team import Tell
 from forkmerge.engine.merging.searches import Search, fitting
 from forkmerge.engine.training.optimizers import SchedulerOf
 from forkmerge.engine.training.options import Mixture

@@ -24,8 +24,8 @@ from forkmerge.algorithms.run_record import environment
 from forkmerge.cli.demo_figure import draw_coefficients
 from forkmerge.cli.demo_text import conclude, following, print_report
 from forkmerge.datasets import digits
+from forkmerge.engine.executors.executor import Tell
 from forkmerge.engine.executors.parallel_calls import Failure, run_calls, using_threads
-from forkmerge.engine.executors.worker_team import Tell
 from forkmerge.problem.scoring import measure
 
 LABELS, ROUNDS = 60, 4

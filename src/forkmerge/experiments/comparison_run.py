@@ -14,8 +14,8 @@ from forkmerge.algorithms.composed import is_started
 from forkmerge.algorithms.measure_test_split import measure_test
 from forkmerge.algorithms.run_record import Round, Run
 from forkmerge.engine.executors.devices import on_own_device
+from forkmerge.engine.executors.executor import Tell
 from forkmerge.engine.executors.parallel_calls import using_threads
-from forkmerge.engine.executors.worker_team import Tell
 from forkmerge.engine.storage.json_codec import plain
 from forkmerge.experiments.compared_methods import compared_method_from, with_setting
 from forkmerge.experiments.cost_of_run import branch_count, estimate_run

@@ -19,8 +19,10 @@ from forkmerge.algorithms import Algorithm
 from forkmerge.algorithms.composed import Composed
 from forkmerge.algorithms.fit import build_model
 from forkmerge.algorithms.settings import Settings
+from forkmerge.engine.executors.branch_execution import BranchExecution, open_branches
+from forkmerge.engine.executors.branch_worker import Segment, TrainingJob
 from forkmerge.engine.executors.devices import resolve_workers
-from forkmerge.engine.executors.serial import Segment, SerialExecutor, TrainingJob, open_executor
+from forkmerge.engine.executors.serial import SerialExecutor
 from forkmerge.engine.storage.run_folder import CHECKPOINTS_KEPT
 from forkmerge.engine.training.options import Mixture
 from forkmerge.engine.training.state import State
@@ -189,13 +191,13 @@ class _Timing:
 def _time_branches(job: TrainingJob, settings: Settings, steps: int) -> _Timing:
     probes = settings.probes(job.problem)
     mixtures = settings.branches(job.problem, dict.fromkeys((probe.name for probe in probes), 0.0))
-    with open_executor(job, 1) as executor:
-        initial = executor.binding.initial()
+    with open_branches(job, SerialExecutor()) as execution:
+        initial = execution.binding.initial()
         try:
-            timed = [_time_steps(executor, mixture, initial.clone(), steps) for mixture in (*mixtures, *probes)]
-            seconds_per_pass = _time_pass(executor, job.problem)
+            timed = [_time_steps(execution, mixture, initial.clone(), steps) for mixture in (*mixtures, *probes)]
+            seconds_per_pass = _time_pass(execution, job.problem)
         finally:
-            executor.binding.release(initial)
+            execution.binding.release(initial)
     costs, sizes = [cost for cost, _ in timed], _sizes(job.model, [state for _, state in timed])
     return _Timing(costs[: len(mixtures)], costs[len(mixtures) :], sizes, seconds_per_pass)
 
@@ -289,23 +291,23 @@ def _disk(settings: Settings, sizes: _Sizes, rounds: Sequence[_RoundSize], insid
     return {"checkpoint": checkpoint, **parts, "total": sum(parts.values())}
 
 
-def _time_steps(executor: SerialExecutor, mixture: Mixture, state: State, steps: int) -> tuple[BranchCost, State]:
+def _time_steps(execution: BranchExecution, mixture: Mixture, state: State, steps: int) -> tuple[BranchCost, State]:
     """Train one step and then those that count, less what a call costs that does no step at all."""
     seconds = []
     for count in (1, 0, steps):
-        (result,) = executor.train([Segment("search", mixture, count)], [state])
+        (result,) = execution.train([Segment("search", mixture, count)], [state])
         seconds.append(result.seconds)
     step = max(seconds[2] - seconds[1], seconds[2] / 10) / steps
     return BranchCost(mixture.name, dict(mixture.task_weights), step), state
 
 
-def _time_pass(executor: SerialExecutor, problem: Problem) -> float:
+def _time_pass(execution: BranchExecution, problem: Problem) -> float:
     """Measure one validation batch twice; the second one counts, scaled to all examples."""
     evaluation, examples = problem.target_validation, problem.target_validation.size
     indices = range(min(evaluation.batch_size, examples))
     for _ in range(2):
         started = time.perf_counter()
-        measure(executor.binding.model, evaluation, indices=indices, seed=executor.job.seed)
+        measure(execution.binding.model, evaluation, indices=indices, seed=execution.job.seed)
         seconds = time.perf_counter() - started
     return seconds * examples / len(indices)
 
@@ -318,9 +320,7 @@ def _training_seconds(settings: Settings, rounds: Sequence[_RoundSize], timing: 
     total = settings.constructor.probe_steps * _makespan(probes, workers)
     if _searches(settings, len(steps)):
         total += sum(r.steps * _makespan(steps[: r.branches] + floor, workers) for r in rounds)
-    if settings.refit:
-        total += sum(r.steps * _makespan(steps[: r.branches], workers) for r in rounds)
-    return total
+    return total + settings.refit * sum(r.steps * _makespan(steps[: r.branches], workers) for r in rounds)
 
 
 def _makespan(seconds: Sequence[float], workers: int) -> float:

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 import forkmerge as fm
+from forkmerge.engine.executors.devices import own_index
+from forkmerge.engine.executors.executor import Tell
 from forkmerge.engine.executors.parallel_calls import Failure, describe_error, run_calls, using_threads
-from forkmerge.engine.executors.worker_team import Tell, own_index
 
 
 def work(job: int, tell: Tell) -> tuple[int, int]:

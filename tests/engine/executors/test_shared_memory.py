@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import os
-import random
 from multiprocessing import Pipe
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from forkmerge.engine.executors.load_balance import divide
 from forkmerge.engine.executors.shared_memory import Memory, Parcel, receive, send
-from forkmerge.problem.exact_sum import add_exactly, rounded
 
 
 class TestMemory:
@@ -87,54 +81,3 @@ class TestParcel:
         parcel = Parcel(torch.zeros(1 << 16))
         one, other = (Parcel.open(parcel.places, parcel.memory) for _ in range(2))
         assert one.data_ptr() == other.data_ptr()
-
-
-class TestSums:
-    @given(st.lists(st.floats(allow_nan=False, allow_infinity=False, width=32), max_size=40), st.randoms())
-    def test_a_sum_does_not_depend_on_where_it_is_cut(self, values: list[float], draw: random.Random) -> None:
-        parts: list[float] = []
-        rest = list(values)
-        while rest:
-            cut = draw.randint(1, len(rest))
-            parts, rest = add_exactly(parts, add_exactly([], rest[:cut])), rest[cut:]
-        assert rounded(parts) == math.fsum(values)
-
-    @pytest.mark.parametrize("bad", [math.nan, math.inf])
-    def test_a_sum_with_a_value_that_is_not_finite_is_not_finite(self, bad: float) -> None:
-        parts = add_exactly(add_exactly([1.0], [bad]), [2.0, 1e300])
-        assert not math.isfinite(rounded(parts))
-
-
-def simulate(steps: list[int], costs: list[float], workers: int) -> float:
-    """The time of a round: a free worker takes the first part whose branch nobody has in hand."""
-    waiting, now, running = divide(steps, costs, workers), 0.0, dict[int, float]()
-    done = dict.fromkeys(range(len(steps)), 0)
-    while waiting or running:
-        for part in list(waiting):
-            if len(running) < workers and part.branch not in running:
-                waiting.remove(part)
-                running[part.branch] = now + part.steps * costs[part.branch]
-                done[part.branch] += part.steps
-        branch = min(running, key=running.__getitem__)
-        now = running.pop(branch)
-    assert done == dict(enumerate(steps))
-    return now
-
-
-class TestDivide:
-    @given(st.lists(st.tuples(st.integers(1, 600), st.floats(0.1, 10)), min_size=1, max_size=12), st.integers(1, 6))
-    def test_all_steps_are_done_in_about_the_shortest_possible_time(
-        self, branches: list[tuple[int, float]], workers: int
-    ) -> None:
-        steps, costs = [count for count, _ in branches], [cost for _, cost in branches]
-        work = [count * cost for count, cost in branches]
-        ideal = max(*work, sum(work) / workers) if len(work) > 1 else work[0]
-        slack = 0.13 * ideal + 2 * max(costs)  # pieces too short to be worth it, and whole steps
-        assert simulate(steps, costs, workers) <= ideal + slack
-
-    def test_nothing_is_cut_without_need(self) -> None:
-        assert [part.steps for part in divide([100] * 4, [1.0] * 4, 2)] == [100] * 4
-        assert [part.steps for part in divide([100] * 2, [1.0, 3.0], 2)] == [100] * 2
-
-    def test_three_branches_on_two_workers_take_one_and_a_half(self) -> None:
-        assert simulate([100] * 3, [1.0] * 3, 2) == 150

@@ -8,7 +8,7 @@ from torch import nn
 import forkmerge as fm
 from _asserts import assert_same_state
 from branch_training import train
-from forkmerge.engine.executors.shared_rows import from_wire, to_wire
+from forkmerge.engine.executors.state_bytes import from_wire, to_wire
 from forkmerge.engine.training.state import State
 from problems import ADAM, SGD, WIDTH, Net, noisy_net, seeded
 

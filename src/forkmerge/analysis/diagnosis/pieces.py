@@ -19,8 +19,8 @@ from forkmerge.analysis.heldout import reads_heldout
 from forkmerge.analysis.merge_results import LossLine
 from forkmerge.analysis.results import FeatureMap, Pictures
 from forkmerge.analysis.transfer_runs import EVERY, Recipes, TransferRun, fit_transfer_run, forkmerge, halfway, take
+from forkmerge.engine.executors.executor import Tell
 from forkmerge.engine.executors.parallel_calls import describe_error, using_threads
-from forkmerge.engine.executors.worker_team import Tell
 from forkmerge.engine.storage.atomic_files import read_versioned, write_atomically
 from forkmerge.engine.storage.json_codec import encode, plain
 from forkmerge.experiments.comparison_run import safe_name

@@ -8,10 +8,21 @@ from typing import Any
 import torch
 from torch import nn
 
-from forkmerge.engine.executors.worker_team import own_index
 from forkmerge.errors import ProblemError
 
 Devices = Sequence[str | torch.device]
+_own_index = 0
+
+
+def own_index() -> int:
+    """Return the position of this process among those that do independent calls; 0 where it is none of them."""
+    return _own_index
+
+
+def set_own_index(index: int) -> None:
+    """Give this process its position, for good."""
+    global _own_index
+    _own_index = index
 
 
 def resolve_workers(workers: int | None, devices: Devices | None) -> int:
@@ -25,13 +36,13 @@ def check_devices(devices: Devices | None) -> tuple[torch.device, ...]:
         return ()
     if isinstance(devices, str | torch.device) or not isinstance(devices, Sequence) or not devices:
         raise ProblemError(f"devices must be a list such as ['cuda:0', 'cuda:1'], got {devices!r}.")
-    found = tuple(_device(name) for name in devices)
-    kinds = list(dict.fromkeys(device.type for device in found))
+    usable = tuple(_device(name) for name in devices)
+    kinds = list(dict.fromkeys(device.type for device in usable))
     if len(kinds) > 1:
         raise ProblemError(
             f"devices must be of one kind, because the bits of a run depend on it: got {' and '.join(kinds)}."
         )
-    return found
+    return usable
 
 
 def on_own_device(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,14 +9,18 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 
-from forkmerge.engine.executors.worker_team import ATTEMPTS, Handler, Team, Tell
+from forkmerge.engine.executors.devices import set_own_index
+from forkmerge.engine.executors.executor import Answer, Call, Tell, WorkerError
+from forkmerge.engine.executors.pending_calls import ATTEMPTS, CallLost, PendingCall, PendingCalls
+from forkmerge.engine.executors.process_executor import local_executor
 from forkmerge.errors import ForkMergeError
 
-TrainingJob = TypeVar("TrainingJob")
+Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 
@@ -34,8 +38,8 @@ class Failure:
 
 
 def run_calls(
-    function: Callable[[TrainingJob, Tell], Result],
-    jobs: Sequence[TrainingJob],
+    function: Callable[[Job, Tell], Result],
+    jobs: Sequence[Job],
     workers: int,
     news: Callable[[int, Any], None] = lambda index, value: None,
 ) -> Iterator[tuple[int, Result | Failure]]:
@@ -47,46 +51,39 @@ def run_calls(
         workers: Processes; 1 calls here, one after the other.
         news: Called with a job's position and whatever its call tells, and with None whenever the call begins.
     """
-    if workers == 1 or len(jobs) == 1:
-        for index, job in enumerate(jobs):
-            news(index, None)
-            yield index, _call(function, job, lambda value, index=index: news(index, value))  # type: ignore[misc]
-        return
-    attempts = dict.fromkeys(range(len(jobs)), 0)
-    team = Team(_Caller(function), min(workers, len(jobs)))
+    with local_executor(min(workers, len(jobs))) as executor:
+        executor.start(_Caller(function, executor.workers))
+        calls = PendingCalls(executor)
+        positions = {
+            calls.submit(job, name=f"call {index + 1} of {len(jobs)}", note=partial(news, index)): index
+            for index, job in enumerate(jobs)
+        }
+        for call in calls:
+            yield positions[call], _result_of(call)
+
+
+def _result_of(call: PendingCall) -> Any:
     try:
-        waiting = list(range(len(jobs)))
-        while waiting or any(worker.job is not None for worker in team.workers):
-            for worker in team.free()[: len(waiting)]:
-                index = waiting.pop(0)
-                attempts[index] += 1
-                worker.begin(index, jobs[index])
-                news(index, None)
-            for event in team.events():
-                if event.kind == "news":
-                    news(event.job, event.value)
-                elif event.kind == "done":
-                    yield event.job, event.value
-                elif event.kind == "died" and attempts[event.job] < ATTEMPTS:
-                    waiting.insert(0, event.job)
-                elif event.kind == "died":
-                    yield event.job, Failure(f"it ended {ATTEMPTS} processes, the last with {event.value}")
-                else:
-                    last = event.value.strip().splitlines()[-1]
-                    yield event.job, Failure(f"its result could not be sent: {last}", event.value)
-    finally:
-        team.close()
+        return call.result()
+    except CallLost as lost:
+        return Failure(f"it ended {ATTEMPTS} processes, the last with {lost.reason}")
+    except WorkerError as error:  # what the function raises is a result
+        last = str(error).strip().splitlines()[-1]
+        return Failure(f"its result could not be sent: {last}", str(error))
 
 
 @dataclass(frozen=True)
 class _Caller:
-    """Makes the handler of a worker process."""
+    """Makes what does a worker's calls."""
 
     function: Callable[[Any, Tell], Any]
+    workers: int
 
-    def __call__(self, index: int) -> Handler:
+    def __call__(self, index: int) -> Call:
         """Return what calls the function with every job."""
-        return lambda job, memories, tell: (_call(self.function, job, tell), [])
+        if self.workers > 1:  # a single one is this process, which may be somebody else's worker
+            set_own_index(index)
+        return lambda job, inputs, tell: Answer(_call(self.function, job, tell))
 
 
 def _call(function: Callable[[Any, Tell], Any], job: Any, tell: Tell) -> Any:

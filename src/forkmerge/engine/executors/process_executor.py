@@ -1,320 +1,257 @@
-"""Branches in worker processes: the same bits as one after the other in this one, in less time."""
+"""Calls in worker processes that share this one's memory: the same bits as one after the other here, in less time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakValueDictionary, finalize
 
-import torch
-
-from forkmerge.engine.executors.load_balance import Part, divide
-from forkmerge.engine.executors.serial import Segment, SerialExecutor, TrainingJob
+from forkmerge.engine.executors.executor import Call, Executor, Handle, Inputs, Tell, WorkerError, WorkerLost
+from forkmerge.engine.executors.serial import SerialExecutor
 from forkmerge.engine.executors.shared_memory import Memory
-from forkmerge.engine.executors.shared_rows import (
-    Address,
-    SharedRows,
-    Slot,
-    WorkerRows,
-    address_of,
-    from_wire,
-    rest_to_wire,
-    rows_of,
-    with_rows,
-)
-from forkmerge.engine.executors.worker_team import ATTEMPTS, Event, Handler, Team, Tell, Worker, WorkerError
-from forkmerge.engine.merging.measure_candidate import Measurement, MeasureRequest
-from forkmerge.engine.training.branch import BranchResult
-from forkmerge.engine.training.model_binding import ModelBinding
+from forkmerge.engine.executors.shared_rows import Address, Rows, SharedRows, WorkerRows
+from forkmerge.engine.executors.state_bytes import Wire, from_wire, rest_to_wire, rows_of, take_rest, with_rows
+from forkmerge.engine.executors.worker_team import Event, Handler, Team, Worker
 from forkmerge.engine.training.state import State
-from forkmerge.errors import ProblemError
-from forkmerge.problem.exact_sum import add_exactly, rounded
 
-_TRIAL = 16  # the first 1/16 of the first round shows what a step of every branch takes
+
+def local_executor(workers: int) -> Executor:
+    """Return an executor on this machine, whose processes, if there are several, begin to start."""
+    return ProcessExecutor(workers) if workers > 1 else SerialExecutor()
 
 
 @dataclass(frozen=True)
-class _Order:
-    """What a worker is told to train.
+class _Message:
+    """A call as it is sent to a worker.
 
     Args:
-        segment: The steps.
-        rest: All of the branch's state but its rows.
-        start: The rows to start from.
-        spare: The rows to train in.
-        gone: Memory it need not keep.
+        payload: What it is about.
+        inputs: Its states, without their rows, and where these are.
+        spare: Rows like those of the first, to work in.
+        gone: Memory that the worker need not keep.
     """
 
-    segment: Segment
-    rest: tuple[Any, bytes]
-    start: Address
+    payload: Any
+    inputs: list[tuple[Wire, Address]]
     spare: Address
     gone: list[str]
 
 
-@dataclass(frozen=True)
-class _Request:
-    """What a worker is told to measure.
+@dataclass(eq=False)
+class _ProcessHandle(Handle):
+    """A state in shared memory, or a call and the state that it ends with.
 
     Args:
-        question: What.
-        states: The states that it is about, without and with their rows.
-        spare: The rows to build a combination in.
-        gone: Memory it need not keep.
+        name: What it is.
+        payload: What a call is about.
+        inputs: Its states, until it has ended.
+        note: Called with what it tells.
+        status: "waiting", "done", "failed" or "died".
+        value: A call's data, its traceback, or how its worker ended.
+        rest: The state without its rows.
+        rows: Its rows; none if it is spent.
+        lender: The state that was put, whose own rows these are, or
+        copies: those of them that are copies from another device, given back with the handle.
+        spare: The rows that the call works in while it runs.
     """
 
-    question: MeasureRequest
-    states: list[tuple[tuple[Any, bytes], Address]]
-    spare: Address
-    gone: list[str]
+    name: str
+    payload: Any = None
+    inputs: Sequence[_ProcessHandle] = ()
+    note: Tell = lambda value: None
+    status: str = "waiting"
+    value: Any = None
+    rest: Wire | None = None
+    rows: Rows = field(default_factory=dict)
+    lender: State | None = None
+    copies: Rows = field(default_factory=dict)
+    spare: Rows = field(default_factory=dict)
+
+    @property
+    def spoiler(self) -> _ProcessHandle | None:
+        """The call that failed or was lost: itself or, before it can begin, what it waits for."""
+        if self.status in ("failed", "died"):
+            return self
+        return next((spoiler for each in self.inputs if (spoiler := each.spoiler) is not None), None)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether there is nothing to wait for."""
+        return self.status == "done" or self.spoiler is not None
 
 
-@dataclass(frozen=True)
-class _Answer:
-    """What it gives back: the result without its state, and the state."""
+class ProcessExecutor(Executor):
+    """Does calls in processes of this machine, which start with the executor and end with it.
 
-    result: dict[str, Any]
-    rest: tuple[Any, bytes]
-    rows: Address
-
-
-@dataclass
-class _Task:
-    """A part in a worker's hands."""
-
-    part: Part
-    spare: Slot
-    attempts: int = 1
-
-
-@dataclass
-class _Branch:
-    """A branch while its segment is trained."""
-
-    segment: Segment
-    state: State
-    left: int
-    results: list[BranchResult] = field(default_factory=list)
-    is_busy: bool = False
-
-
-class ProcessExecutor(SerialExecutor):
-    """Trains branches in worker processes.
+    A state's rows are put into shared memory once and stay there; a call that takes a state works in spare rows, which
+    then change places with it. So nothing is copied between processes, a call whose process died can be made again, and
+    all that it takes is one spare branch per worker.
 
     Args:
-        job: What every worker needs to know once.
-        binding: This process's own, for merges.
         workers: How many processes.
-        team: The processes.
     """
 
-    def __init__(self, job: TrainingJob, binding: ModelBinding, workers: int, team: Team) -> None:
-        super().__init__(job, binding)
-        self.workers, self.team, self.shelf = workers, team, SharedRows(workers)
-        # By phase and branch; over all its steps, because single segments are noisy on a busy machine.
-        self._spent: dict[tuple[str, str], tuple[float, int]] = {}  # seconds, steps
+    def __init__(self, workers: int) -> None:
+        self.workers, self.team, self.rows = workers, Team(workers), SharedRows(workers)
+        # Weak: a call that nobody waits for any more never begins. Dicts keep their order.
+        self._waiting: WeakValueDictionary[int, _ProcessHandle] = WeakValueDictionary()
 
-    def train(self, segments: Sequence[Segment], states: Sequence[State]) -> Iterator[BranchResult]:
-        """Train every branch for its segment; results come in the order of the branches."""
-        branches = [_Branch(g, s, g.steps) for g, s in zip(segments, states, strict=True)]
-        next_out = 0
-        self.team.abandon()
-        for waiting in self._plans(branches):
-            redo: list[_Task] = []
-            while waiting or redo or any(branch.is_busy for branch in branches):
-                self._hand_out(branches, waiting, redo)
-                for event in self.team.events():
-                    self._take_in(event, branches, redo)
-                while next_out < len(branches) and not branches[next_out].left:
-                    yield _joined(branches[next_out])
-                    next_out += 1
+    def start(self, make: Callable[[int], Call]) -> None:
+        """Send every process the function that makes its calls."""
+        self.team.start(_MakeHandler(make))
 
-    def _plans(self, branches: list[_Branch]) -> Iterator[list[Part]]:
-        """Yield what to train; first of all a little, where that must show how long a step of every branch takes."""
-        unknown = any(_name(branch) not in self._spent for branch in branches)
-        shortest = min((branch.left for branch in branches), default=0)
-        if unknown and len(branches) > self.workers and shortest >= _TRIAL and not self.job.training.loader_workers:
-            yield [Part(index, branch.left // _TRIAL, 0.0) for index, branch in enumerate(branches)]
-        pace = {name: seconds / steps for name, (seconds, steps) in self._spent.items()}
-        usual = max(pace.values(), default=1.0)
-        costs = [pace.get(_name(branch), usual) for branch in branches]
-        yield divide([branch.left for branch in branches], costs, self.workers)
+    def put(self, state: State) -> Handle:
+        """Return a handle of a state whose rows are in shared memory from now on."""
+        rows = self.rows.share(state)
+        copies = {key: rows[key] for key, row in rows_of(state).items() if rows[key] is not row}
+        rest = rest_to_wire(state)
+        handle = _ProcessHandle("state", status="done", rest=rest, rows=rows, lender=state, copies=copies)
+        if copies:
+            finalize(handle, self.rows.give_back, copies).atexit = False
+        return handle
 
-    def measure(self, states: Sequence[State], questions: Sequence[MeasureRequest]) -> list[Measurement]:
-        """Answer questions about combinations of states, in their order."""
-        slots = [_weights_of(self.shelf.place(state)) for state in states]
-        sent = [(rest_to_wire(State(s.step, {}, s.buffers)), address_of(a)) for s, a in zip(states, slots, strict=True)]
-        waiting = [_Task(Part(index, 0, 0.0), {}) for index in range(len(questions))]
-        found: dict[int, Measurement] = {}
-        self.team.abandon()
-        while len(found) < len(questions):
-            for worker in self.team.free()[: len(waiting)]:
-                task = waiting.pop(0)
-                task.spare = task.spare or self.shelf.spare(slots[0])
-                request = _Request(questions[task.part.branch], sent, address_of(task.spare), self._gone(worker))
-                self._begin(worker, task, request, [*slots, task.spare])
+    def submit(
+        self, payload: Any, handles: Sequence[Handle] = (), *, name: str = "call", note: Tell = lambda value: None
+    ) -> Handle:
+        """Hand a call to the next free process."""
+        handle = _ProcessHandle(name, payload, [_own(each) for each in handles], note)
+        self._waiting[id(handle)] = handle
+        self._begin_calls()
+        return handle
+
+    def result(self, handle: Handle) -> Any:
+        """Wait for a call, while others go on."""
+        call = _own(self.first_done([handle]))
+        spoiler = call.spoiler
+        if spoiler is None:
+            data, call.value = call.value, None
+            return data
+        if spoiler.status == "died":
+            raise WorkerLost(spoiler, spoiler.value)
+        raise WorkerError(spoiler.value)
+
+    def fetch(self, handle: Handle, into: State) -> None:
+        """Exchange the rows of a state for those with which a call ended."""
+        call = _own(handle)
+        take_rest(into, from_wire(_rest_of(call)))
+        self.rows.install(into, call.rows)
+        call.rows = {}
+
+    def close(self) -> None:
+        """End all processes."""
+        self.team.close()
+
+    def first_done(self, handles: Sequence[Handle]) -> Handle:
+        """Wait until one of the calls has ended, and return it."""
+        while True:
+            for handle in handles:
+                if _own(handle).has_ended:
+                    return handle
             for event in self.team.events():
-                task = event.job
-                if event.kind == "died":
-                    waiting.insert(0, _again(event, "measuring a merge"))
-                    continue
-                found[task.part.branch] = _done(event)
-                self.shelf.give_back(task.spare)
-        return [found[index] for index in range(len(questions))]
+                self._take_in(event)
+            self._begin_calls()
 
-    def _gone(self, worker: Worker) -> list[str]:
-        return [key for key in worker.knows if key not in self.shelf.alive]
-
-    def _hand_out(self, branches: list[_Branch], waiting: list[Part], redo: list[_Task]) -> None:
+    def _begin_calls(self) -> None:
         for worker in self.team.free():
-            if redo:
-                task = redo.pop(0)
-            else:
-                part = next((part for part in waiting if not branches[part.branch].is_busy), None)
-                if part is None:
-                    return
-                waiting.remove(part)
-                task = _Task(part, {})
-            branch = branches[task.part.branch]
-            branch.is_busy = True
-            start = self.shelf.place(branch.state)
-            task.spare = task.spare or self.shelf.spare(start)
-            order = _Order(
-                replace(branch.segment, steps=task.part.steps),
-                rest_to_wire(branch.state),
-                address_of(start),
-                address_of(task.spare),
-                self._gone(worker),
-            )
-            self._begin(worker, task, order, [start, task.spare])
+            ready = (call for call in self._waiting.values() if all(each.status == "done" for each in call.inputs))
+            call = next(ready, None)
+            if call is None:
+                return
+            del self._waiting[id(call)]
+            self._begin(worker, call)
 
-    def _begin(self, worker: Worker, task: Any, order: Any, slots: list[Slot]) -> None:
-        memories = self.shelf.unknown(worker.knows, slots)
-        worker.knows = {key for key in worker.knows if key in self.shelf.alive} | {m.key for m in memories}
-        worker.begin(task, order, memories)
+    def _begin(self, worker: Worker, call: _ProcessHandle) -> None:
+        shared, inputs = self.rows, call.inputs
+        call.spare = shared.spare(inputs[0].rows) if inputs else {}
+        sent = [(_rest_of(each), shared.address_of(each.rows)) for each in inputs]
+        gone = [key for key in worker.knows if key not in shared.alive]
+        memories = shared.unknown(worker.knows, [*(each.rows for each in inputs), call.spare])
+        worker.knows = worker.knows.difference(gone).union(memory.key for memory in memories)
+        worker.begin(call, _Message(call.payload, sent, shared.address_of(call.spare), gone), memories)
+        call.note(None)
 
-    def _take_in(self, event: Event, branches: list[_Branch], redo: list[_Task]) -> None:
-        task: _Task = event.job
-        branch = branches[task.part.branch]
-        if event.kind == "died":
-            start, name = branch.state.step, branch.segment.mixture.name
-            redo.append(_again(event, f"branch {name!r} at steps {start} to {start + task.part.steps}"))
+    def _take_in(self, event: Event) -> None:
+        call: _ProcessHandle = event.job
+        if event.kind == "news":
+            call.note(event.value)
             return
-        answer: _Answer = _done(event)
-        self.shelf.adopt(event.memories)
-        event.worker.knows |= {memory.key for memory in event.memories}
-        _take_rest(branch.state, from_wire(answer.rest))
-        self.shelf.install(branch.state, self.shelf.find(answer.rows))
-        self.binding.place(branch.state)
-        result = BranchResult(branch.state, **answer.result)
-        seconds, steps = self._spent.get(_name(branch), (0.0, 0))
-        self._spent[_name(branch)] = (seconds + result.seconds, steps + task.part.steps)
-        branch.results.append(result)
-        branch.left -= task.part.steps
-        branch.is_busy = False
+        call.status, call.value = event.kind, event.value
+        if event.kind == "done":
+            call.value, call.rest, address = event.value
+            self.rows.adopt(event.memories)
+            event.worker.knows |= {memory.key for memory in event.memories}
+            if call.rest is not None:
+                call.rows, call.spare = self.rows.find(address), {}
+                for taken in call.inputs[:1]:
+                    self._spend(taken)
+        self.rows.give_back(call.spare)
+        call.spare, call.inputs = {}, ()
+
+    def _spend(self, handle: _ProcessHandle) -> None:
+        """Use the rows of a state, in whose place another has come, for other calls."""
+        if handle.lender is not None:  # which shall not show rows that others write to
+            others = {key: row for key, row in rows_of(handle.lender).items() if handle.rows.get(key) is not row}
+            with_rows(handle.lender, others)
+        self.rows.give_back(handle.rows)
+        handle.rows, handle.lender = {}, None
+        handle.copies.clear()
 
 
-def _again(event: Event, what: str) -> _Task:
-    """Return the task of a worker that died, to be done again, unless it has ended too many."""
-    task: _Task = event.job
-    if task.attempts == ATTEMPTS:
-        raise ProblemError(
-            f"{what} ended {ATTEMPTS} worker processes, the last with {event.value}. What is in the run's folder is "
-            "intact: resume it, with fewer workers."
-        )
-    return replace(task, attempts=task.attempts + 1)
+def _own(handle: Handle) -> _ProcessHandle:
+    assert isinstance(handle, _ProcessHandle), f"{handle.name} is another executor's"
+    return handle
 
 
-def _done(event: Event) -> Any:
-    if event.kind == "failed":
-        raise WorkerError(event.value)
-    return event.value
-
-
-def _weights_of(slot: Slot) -> Slot:
-    """Return the rows that a model computes with."""
-    return {key: row for key, row in slot.items() if key[0] == "rows"}
-
-
-def _name(branch: _Branch) -> tuple[str, str]:
-    return branch.segment.phase, branch.segment.mixture.name
-
-
-def _take_rest(state: State, other: State) -> None:
-    """Overwrite all of a state but its rows."""
-    for item in fields(State):
-        if item.name not in ("rows", "optimizer_rows"):
-            setattr(state, item.name, getattr(other, item.name))
-
-
-def _joined(branch: _Branch) -> BranchResult:
-    """Return the result of a segment from those of its parts: the same as if it had not been cut."""
-    first, *others = branch.results
-    sums, counts = dict(first.sums), dict(first.counts)
-    reports = {what: dict(found) for what, found in first.reports.items()}
-    for result in others:
-        for task, part in result.sums.items():
-            sums[task] = add_exactly(sums.get(task, []), part)
-            counts[task] = counts.get(task, 0) + result.counts[task]
-        for what, found in result.reports.items():
-            for task, count in found.items():
-                known = reports.setdefault(what, {})
-                known[task] = known.get(task, 0) + count
-    return replace(
-        first,
-        losses={task: rounded(part) / counts[task] for task, part in sums.items()},
-        sums=sums,
-        counts=counts,
-        seconds=sum(result.seconds for result in branch.results),
-        reports=reports,
-    )
+def _rest_of(handle: _ProcessHandle) -> Wire:
+    assert handle.rest is not None, f"{handle.name} ended without a state"
+    return handle.rest
 
 
 @dataclass(frozen=True)
-class Enlist:
-    """Makes the handler of a worker process: the worker's own binding, problem and device."""
+class _MakeHandler:
+    """Makes what does the calls of a worker process."""
 
-    job: TrainingJob
+    make: Callable[[int], Call]
 
     def __call__(self, index: int) -> Handler:
-        """Return what does this worker's jobs."""
-        job = self.job
-        if job.rebuild is not None:
-            job.problem = job.rebuild()
-        torch.set_num_threads(job.threads)
-        if job.devices:
-            device = job.devices[index % len(job.devices)]
-            if device.type == "cuda":
-                torch.cuda.set_device(device)
-            job.model.to(device)
-        return _Hand(SerialExecutor(job, job.training.binding(job.model)))
+        """Return it."""
+        return _CallHandler(self.make(index))
 
 
-class _Hand:
-    """One worker process at its work."""
+class _CallHandler:
+    """One worker process: finds states in shared memory, and leaves them there."""
 
-    def __init__(self, executor: SerialExecutor) -> None:
-        self.executor, self.desk = executor, WorkerRows()
+    def __init__(self, call: Call) -> None:
+        self.call, self.rows = call, WorkerRows()
 
-    def __call__(self, order: _Order | _Request, memories: list[Memory], tell: Tell) -> tuple[Any, list[Memory]]:
-        """Do what is ordered."""
-        self.desk.note(memories, order.gone)
-        return self._train(order) if isinstance(order, _Order) else (self._measure(order), [])
+    def __call__(self, message: _Message, memories: list[Memory], tell: Tell) -> tuple[Any, list[Memory]]:
+        """Do a call; return its data, its state without the rows, where these are, and memory made for them."""
+        self.rows.note(memories, message.gone)
+        answer = self.call(message.payload, _SharedStates(message, self.rows), tell)
+        if answer.state is None:
+            return (answer.data, None, {}), []
+        address, made = self.rows.publish(rows_of(answer.state), message.spare)
+        return (answer.data, rest_to_wire(answer.state), address), made
 
-    def _measure(self, request: _Request) -> Measurement:
-        """Answer a question; combinations are built in the spare rows."""
-        place, find = self.executor.binding.place, self.desk.find
-        states = [place(with_rows(from_wire(rest), find(address))) for rest, address in request.states]
-        out = place(with_rows(State(0, {}), find(request.spare)))
-        return self.executor.measure_here(states, request.question, out)
 
-    def _train(self, order: _Order) -> tuple[_Answer, list[Memory]]:
-        """Train a segment in the spare rows."""
-        rows = self.desk.find(order.spare)
-        for key, row in self.desk.find(order.start).items():
+@dataclass(frozen=True)
+class _SharedStates(Inputs):
+    """States in shared memory, which others may be reading, and spare rows."""
+
+    message: _Message
+    memory: WorkerRows
+
+    def read(self) -> list[State]:
+        return [with_rows(from_wire(rest), self.memory.find(address)) for rest, address in self.message.inputs]
+
+    def take(self) -> State:
+        rest, address = self.message.inputs[0]
+        rows = self.memory.find(self.message.spare)
+        for key, row in self.memory.find(address).items():
             rows[key].copy_(row)
-        state = self.executor.binding.place(with_rows(from_wire(order.rest), rows))
-        result = self.executor.train_here(order.segment, state)
-        address, made = self.desk.publish(rows_of(result.state), order.spare)
-        plain = {item.name: getattr(result, item.name) for item in fields(BranchResult) if item.name != "state"}
-        return _Answer(plain, rest_to_wire(result.state), address), made
+        return with_rows(from_wire(rest), rows)
+
+    def scratch(self) -> State:
+        rows = self.memory.find(self.message.spare)
+        return State(0, {name: row for (field, name), row in rows.items() if field == "rows"})

@@ -1,134 +1,93 @@
-"""Where branches run: in this process, one after the other, or in worker processes, with the same bits."""
+"""Calls in this process, one after the other: the reference for all other executors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
 
 import torch
-from torch import nn
 
-from forkmerge.engine.executors.devices import place_model
-from forkmerge.engine.executors.worker_team import Team, Worker
-from forkmerge.engine.merging.measure_candidate import Measurement, MeasureRequest, measure_candidate
-from forkmerge.engine.training.branch import BranchResult, train_branch
-from forkmerge.engine.training.model_binding import ModelBinding
-from forkmerge.engine.training.options import Mixture, Training
-from forkmerge.engine.training.release_memory import thrifty
+from forkmerge.engine.executors.executor import Answer, Call, Executor, Handle, Inputs, Tell, WorkerError
 from forkmerge.engine.training.state import State
-from forkmerge.problem.definition import Problem
 
 
-@dataclass
-class TrainingJob:
-    """What every worker needs to know once.
+@dataclass(eq=False)
+class _SerialHandle(Handle):
+    """A state, or a call that is done when it is asked for."""
 
-    Args:
-        problem: The sealed problem.
-        model: The module as it is before training.
-        training: Options common to all branches.
-        seed: The run's seed.
-        threads: Threads per branch.
-        rebuild: Makes the problem anew in a worker, where pickling it would be slow or impossible.
-        devices: Where workers train, in turn; none leaves the model where it is.
-    """
-
-    problem: Problem
-    model: nn.Module
-    training: Training
-    seed: int
-    threads: int
-    rebuild: Callable[[], Problem] | None = None
-    devices: tuple[torch.device, ...] = ()
-
-    def problem_for(self, phase: str) -> Problem:
-        """The problem of a phase: a refit trains on the validation labels, too."""
-        return self.problem.with_validation_labels() if phase == "refit" else self.problem
+    name: str
+    payload: Any = None
+    inputs: Sequence[Handle] = ()
+    note: Tell = lambda value: None
+    state: State | None = None
+    has_begun: bool = False
+    data: Any = None
+    has_ended: bool = False
 
 
 @dataclass(frozen=True)
-class Segment:
-    """A stretch of training of one branch: a pure function of these fields."""
+class _OwnStates(Inputs):
+    """States of this process: taken as they are."""
 
-    phase: str
-    mixture: Mixture
-    steps: int
+    states: list[State]
+
+    def read(self) -> list[State]:
+        return self.states
+
+    def take(self) -> State:
+        return self.states[0]
+
+    def scratch(self) -> State:
+        return State(0, {name: torch.empty_like(row) for name, row in self.states[0].rows.items()})
 
 
-class SerialExecutor:
-    """Trains the branches of a job, here, one after the other: the reference for all other executors.
-
-    Args:
-        job: What to train, and how.
-        binding: The module and optimizer to work with.
-    """
+class SerialExecutor(Executor):
+    """Does every call here when its result is asked for; states are changed in place, and nothing is ever copied."""
 
     workers = 1
+    runs_here: ClassVar[bool] = True
 
-    def __init__(self, job: TrainingJob, binding: ModelBinding) -> None:
-        self.job, self.binding = job, binding
-        self._problems: dict[str, Problem] = {}
+    def start(self, make: Callable[[int], Call]) -> None:
+        """Make the function that does the calls."""
+        self._call = make(0)
 
-    def problem(self, phase: str) -> Problem:
-        """The problem of a phase, built once."""
-        if phase not in self._problems:
-            self._problems[phase] = self.job.problem_for(phase)
-        return self._problems[phase]
+    def put(self, state: State) -> Handle:
+        """Return a handle of the state itself."""
+        return _SerialHandle("state", state=state, has_begun=True, has_ended=True)
 
-    def train(self, segments: Sequence[Segment], states: Sequence[State]) -> Iterator[BranchResult]:
-        """Train every branch for its segment; results come in the order of the branches."""
-        for segment, state in zip(segments, states, strict=True):
-            yield self.train_here(segment, state)
+    def submit(
+        self, payload: Any, handles: Sequence[Handle] = (), *, name: str = "call", note: Tell = lambda value: None
+    ) -> Handle:
+        """Return a handle of a call that has not begun."""
+        return _SerialHandle(name, payload, handles, note)
 
-    def measure(self, states: Sequence[State], questions: Sequence[MeasureRequest]) -> list[Measurement]:
-        """Answer questions about combinations of states; workers share them, so ask for several at once."""
-        out = states[0].weights()
-        return [self.measure_here(states, question, out) for question in questions]
+    def result(self, handle: Handle) -> Any:
+        """Do the call, and return its data."""
+        call = self._done(handle)
+        data, call.data = call.data, None
+        return data
 
-    def measure_here(self, states: Sequence[State], question: MeasureRequest, out: State) -> Measurement:
-        """Answer one question in this process; the combination is built in `out`."""
-        problem, job = self.problem(question.phase), self.job
-        return measure_candidate(self.binding, problem, states, question, out, training=job.training, seed=job.seed)
+    def fetch(self, handle: Handle, into: State) -> None:
+        """Give the state's tensors to another; usually it is the same one."""
+        state = self._done(handle).state
+        assert state is not None, f"{handle.name} ended without a state"
+        if state is not into:
+            for item in fields(State):
+                setattr(into, item.name, getattr(state, item.name))
 
-    def train_here(self, segment: Segment, state: State) -> BranchResult:
-        """Train one branch in this process."""
-        return train_branch(
-            self.binding,
-            self.problem(segment.phase),
-            segment.mixture,
-            state,
-            steps=segment.steps,
-            training=self.job.training,
-            seed=self.job.seed,
-        )
+    def close(self) -> None:
+        """There is nothing to end."""
 
-
-@contextmanager
-def open_executor(job: TrainingJob, workers: int, recruits: Sequence[Worker] = ()) -> Iterator[SerialExecutor]:
-    """Yield a executor of one (serial) or several worker processes, with the job's number of threads each.
-
-    An in-memory problem must pickle to reach a worker; that is checked here, before any training. The processes
-    start while this one goes on, or are given as recruits, and are waited for when there is something to train.
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(job.threads)
-    try:
-        if workers == 1:
-            binding = job.training.binding(job.model)
-            with thrifty(binding.layout.nbytes):
-                yield SerialExecutor(job, binding)
-            return
-        from forkmerge.engine.executors.process_executor import Enlist, ProcessExecutor
-
-        sent = job if job.rebuild is None else replace(job, problem=None)  # type: ignore[arg-type]  # rebuilt there
-        if job.devices:
-            job.model.to("cpu")  # or every worker would make it on the first device before it moves to its own
-        team = Team(Enlist(sent), workers, recruits)
-        place_model(job.model, job.devices)
-        try:
-            yield ProcessExecutor(job, job.training.binding(job.model), workers, team)
-        finally:
-            team.close()  # also in the middle of a segment: checkpoints are on disk
-    finally:
-        torch.set_num_threads(before)
+    def _done(self, handle: Handle) -> _SerialHandle:
+        """Return a handle whose call has been done, its inputs before it."""
+        assert isinstance(handle, _SerialHandle)
+        if not handle.has_begun:
+            states = [self._done(each).state for each in handle.inputs]
+            handle.has_begun = True
+            handle.note(None)
+            answer: Answer = self._call(handle.payload, _OwnStates([s for s in states if s is not None]), handle.note)
+            handle.data, handle.state, handle.inputs, handle.has_ended = answer.data, answer.state, (), True
+        if not handle.has_ended:
+            raise WorkerError(f"{handle.name} has failed")  # what it raised is not kept: it would keep states, too
+        return handle

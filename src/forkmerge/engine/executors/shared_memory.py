@@ -24,25 +24,39 @@ _SMALL = 1 << 16  # bytes; smaller tensors travel inside the message
 _FILES = 100  # per system call; the kernels' own limits are about 250
 
 
-class Memory:
-    """Bytes shared by processes, zero at first.
+class Memory(mmap.mmap):
+    """Bytes shared by processes, zero at first; they stay mapped, and open for others, as long as a tensor uses them.
 
     Args:
         size: How many.
         file: The open file that holds them, taken over; None makes a new one.
         key: How all processes call it.
         private: Whether what this process writes is seen by nobody else.
+
+    Attributes:
+        start: Where it is mapped here.
     """
 
-    def __init__(self, size: int, file: int | None = None, key: str = "", *, private: bool = False) -> None:
-        self.size, self.key = size, key or secrets.token_hex(8)
-        self.file = _nameless_file(size) if file is None else file
-        finalize(self, os.close, self.file)
-        self.map = mmap.mmap(self.file, size, access=mmap.ACCESS_COPY if private else mmap.ACCESS_WRITE)
+    file: int
+    key: str
+    start: int
+
+    def __new__(cls, size: int, file: int | None = None, key: str = "", *, private: bool = False) -> Memory:
+        """Map the bytes."""
+        file = _nameless_file(size) if file is None else file
+        try:
+            self = super().__new__(cls, file, size, access=mmap.ACCESS_COPY if private else mmap.ACCESS_WRITE)
+        except BaseException:
+            os.close(file)
+            raise
+        finalize(self, os.close, file)
+        self.file, self.key = file, key or secrets.token_hex(8)
+        self.start = self.tensor(torch.uint8).data_ptr()
+        return self
 
     def tensor(self, dtype: torch.dtype) -> Tensor:
-        """Return the bytes as a flat tensor; the memory stays mapped as long as the tensor lives."""
-        return torch.frombuffer(self.map, dtype=dtype)
+        """Return the bytes as a flat tensor, which keeps the memory."""
+        return torch.frombuffer(self, dtype=dtype)
 
 
 def _nameless_file(size: int) -> int:
@@ -60,7 +74,7 @@ def _nameless_file(size: int) -> int:
 
 def send(connection: Connection[Any, Any], value: Any, memories: Sequence[Memory] = ()) -> None:
     """Send a value that pickles, and memory with it, to the process at the other end of a duplex pipe."""
-    connection.send_bytes(pickle.dumps((value, [(memory.key, memory.size) for memory in memories])))
+    connection.send_bytes(pickle.dumps((value, [(memory.key, len(memory)) for memory in memories])))
     with _socket_of(connection) as channel:
         for start in range(0, len(memories), _FILES):
             socket.send_fds(channel, [b"."], [memory.file for memory in memories[start : start + _FILES]])
@@ -104,12 +118,12 @@ class Parcel:
         self.places = [(start, piece.nbytes) for start, piece in zip(starts, pieces, strict=True)]
         self.memory = Memory(end)
         for (start, size), piece in zip(self.places, pieces, strict=True):
-            self.memory.map[start : start + size] = piece
+            self.memory[start : start + size] = piece
 
     @staticmethod
     def open(places: Sequence[tuple[int, int]], memory: Memory) -> Any:
         """Make the object again, from what `receive` gave."""
-        whole = memoryview(memory.map)
+        whole = memoryview(memory)
         pickled, *buffers = (whole[start : start + size] for start, size in places)
         return pickle.loads(pickled, buffers=buffers)  # noqa: TID251 - from our own process, never from a file
 

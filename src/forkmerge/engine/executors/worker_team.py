@@ -9,39 +9,25 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from forkmerge.engine.executors.executor import Tell, WorkerError
 from forkmerge.engine.executors.shared_memory import Memory, Parcel, receive, send
 from forkmerge.errors import ProblemError
 
-Tell = Callable[[Any], None]
-"""What a job may use to say how far it is."""
 Handler = Callable[[Any, list[Memory], Tell], tuple[Any, list[Memory]]]
 """`handler(job, memory, tell) -> (answer, memory)`: does a job in a worker process."""
 
-ATTEMPTS = 3  # a job that has killed so many processes is given up
 _START_LIMIT = 50.0  # seconds until a process has imported this module; torch takes a few
 _STARTS = 2  # a process killed while it starts, for whatever reason, is started once more
 _GLANCE = 1.0  # seconds between looks at exit codes: a dead worker's own children may keep its pipes open
 _BROKEN = (EOFError, OSError, pickle.UnpicklingError)
-
-
-_own_index = 0
-
-
-def own_index() -> int:
-    """Return the position of this process in its team; 0 where it is no worker."""
-    return _own_index
-
-
-class WorkerError(RuntimeError):
-    """Something failed in a worker process; the message is the traceback from there."""
 
 
 @dataclass(frozen=True)
@@ -86,11 +72,10 @@ class Worker:
         """Whether it can take a job."""
         return self.is_ready and self.job is None
 
-    def enlist(self, parcel: Parcel) -> Worker:
-        """Give it its function `(index) -> Handler`, as a parcel: the process calls it once."""
+    def prepare(self, parcel: Parcel) -> None:
+        """Send it the function `(index) -> Handler`, which the process calls once."""
         with suppress(*_BROKEN):  # it has died: its exit code will say so
             send(self.connection, (self.index, parcel.places), [parcel.memory])
-        return self
 
     def begin(self, job: Any, message: Any, memories: Sequence[Memory] = ()) -> None:
         """Hand over a job: the message goes to the process, the job comes back with its events."""
@@ -109,23 +94,28 @@ class Worker:
 
 
 class Team:
-    """Worker processes that live as long as the team.
+    """Worker processes that live as long as the team; starting them takes seconds, in which others may be busy.
 
     Args:
-        make: `(index) -> Handler`, called once in every process; it must pickle.
         count: How many processes.
-        recruits: Processes that have been started already, as many.
     """
 
-    def __init__(self, make: Callable[[int], Handler], count: int, recruits: Sequence[Worker] = ()) -> None:
-        self._parcel, self._starts = _parcel_of(make), [0] * count
+    def __init__(self, count: int) -> None:
+        self._parcel: Parcel | None = None
+        self._starts = [0] * count
         self.workers: list[Worker] = []
         try:
             for index in range(count):
-                self.workers.append((recruits[index] if recruits else Worker(index)).enlist(self._parcel))
+                self.workers.append(Worker(index))
         except BaseException:
             self.close()
             raise
+
+    def start(self, make: Callable[[int], Handler]) -> None:
+        """Let every process make what does its jobs: `make` must pickle."""
+        self._parcel = _parcel_of(make)
+        for worker in self.workers:
+            worker.prepare(self._parcel)
 
     def free(self) -> list[Worker]:
         """The workers that can take a job now."""
@@ -133,26 +123,20 @@ class Team:
 
     def events(self) -> list[Event]:
         """Wait until something happens and return it; a worker that died has been replaced by then."""
-        found: list[Event] = []
-        while not found:
+        events: list[Event] = []
+        while not events:
             watched = {w.connection: w for w in self.workers} | {w.process.sentinel: w for w in self.workers}
             woken = {id(watched[item]) for item in wait(list(watched), _GLANCE)}  # type: ignore[index]  # as they went
             for worker in list(self.workers):
                 if worker.process.exitcode is not None:
-                    found += self._bury(worker)
+                    events += self._replace_dead(worker)
                 elif id(worker) in woken and worker.connection.poll():
-                    found += self._listen(worker)
+                    events += self._listen(worker)
                 elif not worker.is_up and time.monotonic() - worker.since > _START_LIMIT:
                     raise ProblemError(_cannot_start(f"nothing was heard of it for {_START_LIMIT:g} seconds"))
             if self.free():
                 break  # a process that has become ready is reason enough to look for work
-        return found
-
-    def abandon(self) -> None:
-        """End what is still in hand, of which nobody waits for the result, by replacing the processes."""
-        for worker in self.workers:
-            if worker.job is not None:
-                self._replace(worker)
+        return events
 
     def close(self) -> None:
         """End all processes."""
@@ -181,7 +165,7 @@ class Team:
             return [Event(worker, kind, job, value, memories)]
         return []
 
-    def _bury(self, worker: Worker) -> list[Event]:
+    def _replace_dead(self, worker: Worker) -> list[Event]:
         """Put a new process in the place of one that has died."""
         if not worker.is_ready:
             with suppress(*_BROKEN):
@@ -198,20 +182,9 @@ class Team:
 
     def _replace(self, worker: Worker) -> None:
         worker.end()
-        self.workers[worker.index] = Worker(worker.index).enlist(self._parcel)
-
-
-@contextmanager
-def recruited(count: int) -> Iterator[list[Worker]]:
-    """Start processes, which takes seconds, for a team that is made meanwhile; one worker needs none."""
-    recruits: list[Worker] = []
-    try:
-        for index in range(count if count > 1 else 0):
-            recruits.append(Worker(index))
-        yield recruits
-    finally:
-        for worker in recruits:
-            worker.end()
+        self.workers[worker.index] = Worker(worker.index)
+        assert self._parcel is not None  # nobody listens before the start
+        self.workers[worker.index].prepare(self._parcel)
 
 
 def _parcel_of(make: Callable[[int], Handler]) -> Parcel:
@@ -240,17 +213,16 @@ def _exit(process: BaseProcess) -> str:
 
 
 def _serve(connection: Connection[Any, Any]) -> None:
-    global _own_index
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends its workers
     threading.Thread(target=_end_with_parent, daemon=True).start()
     sys.stdout = sys.stderr  # standard output is the parent's, for results
     send(connection, ("up", None))
     try:
-        (_own_index, places), memories = receive(connection, private=True)
+        (index, places), memories = receive(connection, private=True)
     except _BROKEN:
         return  # the run ended before it began
     try:
-        handler: Handler = Parcel.open(places, memories[0])(_own_index)
+        handler: Handler = Parcel.open(places, memories[0])(index)
     except Exception:
         send(connection, ("failed", traceback.format_exc()))
         return
@@ -261,8 +233,8 @@ def _serve(connection: Connection[Any, Any]) -> None:
         except _BROKEN:
             return
         try:
-            answer, given = handler(job, memories, lambda value: send(connection, ("news", value)))
-            send(connection, ("done", answer), given)
+            answer, made = handler(job, memories, lambda value: send(connection, ("news", value)))
+            send(connection, ("done", answer), made)
         except Exception:
             # As text: not every exception survives the way back.
             send(connection, ("failed", traceback.format_exc()))

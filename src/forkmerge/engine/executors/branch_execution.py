@@ -1,0 +1,198 @@
+"""The branches of a run on any executor: trained, in parts that keep all workers busy, and measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from forkmerge.engine.executors.branch_worker import BranchWorker, MakeBranchWorker, Segment, TrainingJob
+from forkmerge.engine.executors.devices import place_model
+from forkmerge.engine.executors.executor import Executor, Handle
+from forkmerge.engine.executors.load_balance import Part, divide
+from forkmerge.engine.executors.parallel_calls import using_threads
+from forkmerge.engine.executors.pending_calls import ATTEMPTS, CallLost, PendingCall, PendingCalls
+from forkmerge.engine.merging.measure_candidate import Measurement, MeasureRequest
+from forkmerge.engine.training.branch import BranchResult
+from forkmerge.engine.training.model_binding import ModelBinding
+from forkmerge.engine.training.release_memory import thrifty
+from forkmerge.engine.training.state import State
+from forkmerge.errors import ProblemError
+from forkmerge.problem.definition import Problem
+from forkmerge.problem.exact_sum import add_exactly, rounded
+
+_FIRST_SHARE = 16  # the first 1/16 of the first round shows what a step of every branch takes
+
+
+@dataclass
+class _Branch:
+    """A branch while its segment is trained.
+
+    Args:
+        segment: The steps.
+        state: Takes the result.
+        last: What its next part starts from: the state that was put, or the part before.
+        submitted: Steps of the parts that were submitted.
+        start: The step that its segment starts from.
+        left: Steps that have not been trained.
+        results: What the parts gave.
+    """
+
+    segment: Segment
+    state: State
+    last: Handle | PendingCall
+    submitted: int = 0
+    start: int = field(init=False)
+    left: int = field(init=False)
+    results: list[BranchResult] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.start, self.left = self.state.step, self.segment.steps
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What its time per step is remembered by."""
+        return self.segment.phase, self.segment.mixture.name
+
+
+class BranchExecution:
+    """Trains and measures the branches of a job on an executor; the bits do not depend on which.
+
+    Args:
+        executor: Where, started with workers of this job.
+        here: This process's own worker, for merges.
+    """
+
+    def __init__(self, executor: Executor, here: BranchWorker) -> None:
+        self.executor, self.job, self.binding = executor, here.job, here.binding
+        self._here = here
+        # Over all steps of a branch, because single segments are noisy on a busy machine.
+        self._spent: dict[tuple[str, str], tuple[float, int]] = {}  # seconds, steps
+
+    @property
+    def workers(self) -> int:
+        """How many branches are trained, or candidates measured, at the same time."""
+        return self.executor.workers
+
+    def problem(self, phase: str) -> Problem:
+        """The problem of a phase, built once."""
+        return self._here.problem(phase)
+
+    def train(self, segments: Sequence[Segment], states: Sequence[State]) -> Iterator[BranchResult]:
+        """Train every branch for its segment, changing its state; results come in the order of the branches."""
+        branches = [_Branch(g, s, self.executor.put(s)) for g, s in zip(segments, states, strict=True)]
+        calls, branch_of, next_out = PendingCalls(self.executor), dict[PendingCall, _Branch](), 0
+        for parts in self._plans(branches):
+            for part in parts:
+                branch = branches[part.branch]
+                branch_of[_submit(calls, branch, part.steps)] = branch
+            for call in calls:
+                self._take_in(call, branch_of.pop(call))
+                while next_out < len(branches) and branches[next_out].results and not branches[next_out].left:
+                    yield self._joined(branches[next_out])
+                    next_out += 1
+
+    def measure(self, states: Sequence[State], requests: Sequence[MeasureRequest]) -> list[Measurement]:
+        """Measure combinations of states; workers share the requests, so make several at once."""
+        # With the states' own dicts: rows that the executor moves to other memory are moved in the states themselves.
+        weights = [self.executor.put(State(state.step, state.rows, state.buffers)) for state in states]
+        calls = PendingCalls(self.executor)
+        submitted = [calls.submit(request, weights, name="measuring a merge") for request in requests]
+        measured = {call: _result_of(call) for call in calls}
+        return [measured[call] for call in submitted]
+
+    def _plans(self, branches: list[_Branch]) -> Iterator[list[Part]]:
+        """Yield what to train; first of all a little, where that must show how long a step of every branch takes."""
+        if self.workers == 1:
+            yield [Part(index, branch.left, 0.0) for index, branch in enumerate(branches)]
+            return
+        is_new = any(branch.key not in self._spent for branch in branches)
+        shortest = min((branch.left for branch in branches), default=0)
+        reads_here = not self.job.training.loader_workers  # whose processes would start anew for every part
+        if is_new and len(branches) > self.workers and shortest >= _FIRST_SHARE and reads_here:
+            yield [Part(index, branch.left // _FIRST_SHARE, 0.0) for index, branch in enumerate(branches)]
+        pace = {key: seconds / steps for key, (seconds, steps) in self._spent.items()}
+        usual = max(pace.values(), default=1.0)
+        costs = [pace.get(branch.key, usual) for branch in branches]
+        yield divide([branch.left for branch in branches], costs, self.workers)
+
+    def _take_in(self, call: PendingCall, branch: _Branch) -> None:
+        result, steps = BranchResult(branch.state, **_result_of(call)), call.payload.steps
+        seconds, before = self._spent.get(branch.key, (0.0, 0))
+        self._spent[branch.key] = (seconds + result.seconds, before + steps)
+        branch.results.append(result)
+        branch.left -= steps
+
+    def _joined(self, branch: _Branch) -> BranchResult:
+        """Return the result of a segment, its state brought here: the same as if it had not been cut."""
+        assert isinstance(branch.last, PendingCall)
+        self.executor.fetch(branch.last.handle, branch.state)
+        self.binding.place(branch.state)
+        first, *others = branch.results
+        if not others:
+            return first
+        sums, counts = dict(first.sums), dict(first.counts)
+        reports = {what: dict(by_task) for what, by_task in first.reports.items()}
+        for result in others:
+            for task, part in result.sums.items():
+                sums[task] = add_exactly(sums.get(task, []), part)
+                counts[task] = counts.get(task, 0) + result.counts[task]
+            for what, by_task in result.reports.items():
+                total = reports.setdefault(what, {})
+                for task, count in by_task.items():
+                    total[task] = total.get(task, 0) + count
+        return replace(
+            first,
+            losses={task: rounded(part) / counts[task] for task, part in sums.items()},
+            sums=sums,
+            counts=counts,
+            seconds=sum(result.seconds for result in branch.results),
+            reports=reports,
+        )
+
+
+def _submit(calls: PendingCalls, branch: _Branch, steps: int) -> PendingCall:
+    """Submit the next steps of a branch: from where the part before ends, whether or not it has."""
+    start = branch.start + branch.submitted
+    name = f"branch {branch.segment.mixture.name!r} at steps {start} to {start + steps}"
+    call = calls.submit(replace(branch.segment, steps=steps), [branch.last], name=name)
+    branch.last, branch.submitted = call, branch.submitted + steps
+    return call
+
+
+def _result_of(call: PendingCall) -> Any:
+    try:
+        return call.result()
+    except CallLost as lost:
+        raise ProblemError(
+            f"{lost.name} ended {ATTEMPTS} worker processes, the last with {lost.reason}. What is in the run's folder "
+            "is intact: resume it, with fewer workers."
+        ) from None
+
+
+@contextmanager
+def open_branches(job: TrainingJob, executor: Executor) -> Iterator[BranchExecution]:
+    """Yield the execution of a job's branches, with the job's number of threads each.
+
+    An in-memory problem must pickle to reach a worker; that is checked here, before any training. Workers start while
+    this process goes on, and are waited for when there is something to train.
+
+    Args:
+        job: What to train, and how.
+        executor: Where; it has not been started.
+    """
+    with using_threads(job.threads):
+        if executor.runs_here:
+            binding: ModelBinding = job.training.binding(job.model)
+            here = BranchWorker(job, binding)
+            executor.start(lambda index: here)
+            with thrifty(binding.layout.nbytes):
+                yield BranchExecution(executor, here)
+            return
+        sent = job if job.rebuild is None else replace(job, problem=None)  # type: ignore[arg-type]  # rebuilt there
+        if job.devices:
+            job.model.to("cpu")  # or every worker would make it on the first device before it moves to its own
+        executor.start(MakeBranchWorker(sent))
+        place_model(job.model, job.devices)
+        yield BranchExecution(executor, BranchWorker(job, job.training.binding(job.model)))

@@ -1,0 +1,141 @@
+"""Calls that an executor has still to end: they come out as they end, and lost ones are made again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from forkmerge.engine.executors.executor import Executor, Handle, Tell, WorkerError, WorkerLost
+
+ATTEMPTS = 3  # a call that has ended so many workers is given up
+
+
+class CallLost(RuntimeError):
+    """A call has ended worker after worker.
+
+    Args:
+        name: The call.
+        reason: How the last of them ended.
+    """
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"{name} ended {ATTEMPTS} workers, the last with {reason}")
+        self.name, self.reason = name, reason
+
+
+@dataclass(eq=False)
+class PendingCall:
+    """A call, however often it has to be made.
+
+    Args:
+        payload: What it is about.
+        inputs: Its states: handles of those that were put, and calls that end with one.
+        name: What it is, for people.
+        note: Called with what it tells.
+        handle: The last attempt, whose state can be fetched.
+        attempts: How many there were.
+    """
+
+    payload: Any
+    inputs: Sequence[Handle | PendingCall]
+    name: str
+    note: Tell
+    handle: Handle = field(init=False)
+    attempts: int = 1
+    _data: Any = None
+    _error: Exception | None = None
+
+    def result(self) -> Any:
+        """Return the data of a call that has ended.
+
+        Raises:
+            CallLost: It was given up.
+            WorkerError: It raised in its worker.
+        """
+        data, error, self._data, self._error = self._data, self._error, None, None
+        if error is not None:
+            raise error
+        return data
+
+    def end(self, data: Any = None, error: Exception | None = None) -> PendingCall:
+        """Take in how it ended."""
+        self._data, self._error = data, error
+        return self
+
+
+class PendingCalls:
+    """Calls of one executor; iterating waits for them, and gives each as it ends.
+
+    Args:
+        executor: Who does them.
+    """
+
+    def __init__(self, executor: Executor) -> None:
+        self.executor = executor
+        self._pending: list[PendingCall] = []
+
+    def submit(
+        self,
+        payload: Any,
+        inputs: Sequence[Handle | PendingCall] = (),
+        *,
+        name: str = "call",
+        note: Tell = lambda value: None,
+    ) -> PendingCall:
+        """Add a call; its inputs may be calls that have not ended."""
+        call = PendingCall(payload, inputs, name, note)
+        self._make(call)
+        self._pending.append(call)
+        return call
+
+    def __iter__(self) -> Iterator[PendingCall]:
+        """Yield the calls as they end, also those that are submitted meanwhile."""
+        while self._pending:
+            yield self._next()
+
+    def _next(self) -> PendingCall:
+        while True:
+            handle = self.executor.first_done([call.handle for call in self._pending])
+            call = next(call for call in self._pending if call.handle is handle)
+            try:
+                call.end(self.executor.result(handle))
+            except WorkerLost as lost:
+                if self._make_again(call, lost.handle):
+                    continue
+                call.end(error=CallLost(call.name, lost.reason))
+            except WorkerError as error:
+                call.end(error=error)
+            self._pending.remove(call)
+            return call
+
+    def _make(self, call: PendingCall) -> None:
+        handles = [each.handle if isinstance(each, PendingCall) else each for each in call.inputs]
+        call.handle = self.executor.submit(call.payload, handles, name=call.name, note=call.note)
+
+    def _make_again(self, call: PendingCall, lost: Handle) -> bool:
+        """Submit a lost call, and those that wait for its state, once more; False if it has had its attempts."""
+        first = next(each for each in _with_inputs(call) if each.handle is lost)
+        if first.attempts == ATTEMPTS:
+            return False
+        first.attempts += 1
+        is_new: dict[PendingCall, bool] = {}
+
+        def renew(each: PendingCall) -> bool:
+            if each not in is_new:
+                new_inputs = [renew(other) for other in each.inputs if isinstance(other, PendingCall)]
+                is_new[each] = each is first or any(new_inputs)
+                if is_new[each]:
+                    self._make(each)
+            return is_new[each]
+
+        for pending in self._pending:
+            renew(pending)
+        return True
+
+
+def _with_inputs(call: PendingCall) -> Iterator[PendingCall]:
+    yield call
+    for each in call.inputs:
+        if isinstance(each, PendingCall):
+            yield from _with_inputs(each)
