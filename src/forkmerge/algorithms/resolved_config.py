@@ -61,7 +61,7 @@ def stored_training(folder: str | os.PathLike[str] | None, resume: bool) -> dict
     return stored
 
 
-_FORMER = {"statistics": "all"}  # what runs did that were begun before there was a choice
+_FORMER = {"statistics": "all", "lr_of": None}  # what runs did that were begun before there was a choice
 
 
 def open_store(

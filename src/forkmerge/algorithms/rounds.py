@@ -96,6 +96,8 @@ class Rounds:
             weights = sum(row.nbytes for row in initial.rows.values())
             details["branch_bytes"] = weights * len(mixtures) * math.ceil(self.steps / self.interval)
         self._emit("start", target=problem.target, steps=self.steps, **details)
+        rates = self.job.training.rate_note(self.binding.optimizer)
+        self.state.notes += [rates] if rates else []
         if settings.refit and len(mixtures) == 1 and settings.select == "last" and not settings.floor:
             skip_search(self.state, self.steps)
         self._save()

@@ -21,7 +21,7 @@ class IMTL_L(LossMethod):
     positive.
 
     Args:
-        lr: Learning rate of s; None follows the model's.
+        lr: Learning rate of s; None follows the model's: that of its first parameter group, or of `fit(lr_of=…)`.
 
     State: s, one number per task, and its Adam moments.
     Passes: none beyond the step's own.
@@ -74,7 +74,7 @@ class IMTL(GramianMethod):
     With h_k = e^(s_k): d = Σ w_k h_k g_k, where w makes the projections on all h_k g_k equal; heads descend h_k L_k.
 
     Args:
-        lr: Learning rate of s; None follows the model's.
+        lr: Learning rate of s; None follows the model's: that of its first parameter group, or of `fit(lr_of=…)`.
 
     State: s, one number per task, and its Adam moments.
     Passes: one backward pass per task.

@@ -18,7 +18,7 @@ class UW(LossMethod):
     The weights are ½ e^(−s_k), ½ at the start; s moves along its own gradient ½ (1 − e^(−s_k) L_k).
 
     Args:
-        lr: Learning rate of s; None follows the model's.
+        lr: Learning rate of s; None follows the model's: that of its first parameter group, or of `fit(lr_of=…)`.
 
     State: s, one number per task, and its Adam moments.
     Passes: none beyond the step's own.

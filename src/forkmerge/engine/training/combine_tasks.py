@@ -89,7 +89,7 @@ class TaskCombiner:
             present=tuple(self.setup.tasks.index(task) for task in tasks),
             raw_losses=losses,
             step=step,
-            lr=self.binding.optimizer.param_groups[0]["lr"],
+            lr=self.binding.lr,
             seed=derive(self.seed, "method", step),
             context=context,
         )

@@ -46,7 +46,7 @@ class StepContext(MethodContext):
     @property
     def lr(self) -> float:
         """The model's current learning rate."""
-        return float(self._loop.binding.optimizer.param_groups[0]["lr"])
+        return float(self._loop.binding.lr)
 
     @property
     def parameters(self) -> list[nn.Parameter]:

@@ -35,6 +35,7 @@ class ModelBinding:
         optimizer: Makes the optimizer from the module.
         scheduler: Makes the scheduler from the optimizer; it is stepped once per global step.
         scaler: Scales losses for float16; a disabled one by default.
+        lr_of: Prefix of the parameters whose learning rate is the model's; the first group's where None.
 
     Attributes:
         suspects: Branches in whose last segment something was not finite: a hint where to look step by step.
@@ -47,6 +48,7 @@ class ModelBinding:
         optimizer: OptimizerFactory | Optimizer,
         scheduler: SchedulerFactory | LRScheduler | None = None,
         scaler: torch.amp.GradScaler | None = None,
+        lr_of: str | None = None,
     ) -> None:
         check_module(model)
         self.model = model
@@ -60,7 +62,25 @@ class ModelBinding:
         self.own_buffers = {name: buffer.clone() for _, _, name, buffer in self._buffers()}
         self.suspects: set[str] = set()
         self.target_norms: list[BatchNorm] | None = None
+        self._lr_group = self._find_lr_group(lr_of)
         self._index = {id(parameter): i for i, parameter in enumerate(self.layout.parameters)}
+
+    @property
+    def lr(self) -> float | Tensor:
+        """The model's current learning rate; a tensor where the optimizer keeps it as one."""
+        lr: float | Tensor = self.optimizer.param_groups[self._lr_group]["lr"]
+        return lr
+
+    def _find_lr_group(self, prefix: str | None) -> int:
+        if prefix is None:
+            return 0
+        named = {id(p) for name, p in self.model.named_parameters() if name.startswith(prefix)}
+        groups = enumerate(self.optimizer.param_groups)
+        index = next((i for i, group in groups if any(id(p) in named for p in group["params"])), None)
+        if index is None:
+            names = dict.fromkeys(name.split(".")[0] for name, _ in self.model.named_parameters())
+            raise ProblemError(f"lr_of: no trained parameter's name starts with {prefix!r}: {', '.join(names)} do.")
+        return index
 
     def initial(self) -> State:
         """Return the state of the module as it is now, attached."""

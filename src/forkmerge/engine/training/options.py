@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import torch
+from torch.optim import Optimizer
 
 from forkmerge.engine.training.memory_format import suits_channels_last, to_channels_last
 from forkmerge.engine.training.model_binding import ModelBinding, OptimizerFactory, SchedulerFactory
@@ -65,6 +66,8 @@ class Training:
         statistics: Whose batches move BatchNorm's running statistics: those of "all" streams, or only those of streams
             that serve the "target", which is measured with them; layers that the target does not pass, and branches
             without it, follow all. It makes no difference where one stream serves all tasks.
+        lr_of: Prefix of the names of parameters whose learning rate a method takes for the model's (its `lr=None`);
+            None takes that of the optimizer's first parameter group.
     """
 
     optimizer: OptimizerFactory
@@ -79,6 +82,7 @@ class Training:
     method: Method | None = None
     gradients: Literal["parameters", "representation"] = "parameters"
     statistics: Statistics = "all"
+    lr_of: str | None = None
 
     def __post_init__(self) -> None:
         if not callable(self.optimizer):
@@ -115,7 +119,17 @@ class Training:
         if self.compile:
             install(model, self.compile)
         scaler = torch.amp.GradScaler(device_of(model).type, enabled=self.precision == "float16")
-        return ModelBinding(model, self.optimizer, self.scheduler, scaler)
+        return ModelBinding(model, self.optimizer, self.scheduler, scaler, lr_of=self.lr_of)
+
+    def rate_note(self, optimizer: Optimizer) -> str | None:
+        """Say whose learning rate a method takes for the model's, where parameter groups differ and nobody chose."""
+        rates = list(dict.fromkeys(float(group["lr"]) for group in optimizer.param_groups))
+        if self.method is None or self.lr_of is not None or len(rates) == 1:
+            return None
+        return (
+            f"where the method follows the model's learning rate it takes that of the first parameter group, "
+            f"{rates[0]:g} (others have {', '.join(f'{rate:g}' for rate in rates[1:])}): lr_of=… names other parameters"
+        )
 
     @property
     def weighs_losses(self) -> bool:
