@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import numpy as np
+import pytest
 from scipy.optimize import nnls
 
 TASKS = (1, 2, 3, 8, 40)
@@ -45,3 +48,10 @@ def shortest_weights(gradients: np.ndarray) -> np.ndarray:
     matrix = np.vstack([gradients.T / scale, np.ones(len(gradients))])
     weights, _ = nnls(matrix, np.append(np.zeros(gradients.shape[1]), 1.0), maxiter=1000)
     return weights / weights.sum()
+
+
+def count_calls(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str) -> list[int]:
+    """Count the calls of a module's function from now on: the length of the list that is returned."""
+    calls, function = [], getattr(module, name)
+    monkeypatch.setattr(module, name, lambda *arguments: calls.append(1) or function(*arguments))
+    return calls

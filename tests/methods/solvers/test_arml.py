@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from forkmerge.methods.solvers import (
-    arml_step,
-)
+from forkmerge.methods.solvers import arml_step
 from gramians import FIXTURE
 
 

@@ -7,10 +7,8 @@ import pytest
 import torch
 from scipy.optimize import minimize, root
 
-from forkmerge.methods.solvers import (
-    cagrad,
-)
-from gramians import TASKS, dependent_gradients, make_rng, regular_gradients, shortest_weights
+from forkmerge.methods.solvers import _cagrad, cagrad
+from gramians import TASKS, count_calls, dependent_gradients, make_rng, regular_gradients, shortest_weights
 
 RADIUS = 0.4
 
@@ -131,3 +129,22 @@ def test_cagrad_is_the_one_of_torchjd():
         gramian = gradients @ gradients.T
         expected = aggregation.CAGradWeighting(c=0.5)(torch.tensor(gramian, dtype=torch.float64)).numpy()
         np.testing.assert_allclose(cagrad(gramian, 0.5), expected, rtol=1e-3)
+
+
+def test_ordinary_gramians_take_one_or_two_programmes_on_the_way_to_the_face(monkeypatch):
+    solved = count_calls(monkeypatch, _cagrad, "solve_nonnegative")
+    for tasks, most in ((2, 1.95), (3, 2.1), (8, 2.55), (40, 3.5)):
+        solved.clear()
+        for case in range(100):
+            gradients = regular_gradients(make_rng(tasks, case), tasks)
+            cagrad(gradients @ gradients.T)
+        assert len(solved) / 100 <= most, tasks
+    solved.clear()
+    cagrad(np.eye(3))  # every task gains, so that the face of all is the one: no search
+    assert not solved
+
+
+def test_cagrad_by_default_takes_the_radius_of_the_authors_and_does_not_rescale():
+    gradients = regular_gradients(make_rng(3), 3)
+    gramian = gradients @ gradients.T
+    np.testing.assert_array_equal(cagrad(gramian), cagrad(gramian, 0.4, "none"))

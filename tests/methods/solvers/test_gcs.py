@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from forkmerge.methods.solvers import (
-    gcs,
-)
+from forkmerge.methods.solvers import gcs
 from gramians import FIXTURE, make_rng
 
 

@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from forkmerge.methods.solvers import (
-    imtl_g,
-)
+from forkmerge.methods.solvers import imtl_g
 from gramians import TASKS, make_rng, regular_gradients
 
 

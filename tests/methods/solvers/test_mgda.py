@@ -6,10 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from forkmerge.methods.solvers import (
-    min_norm,
-    min_norm_frank_wolfe,
-)
+from forkmerge.methods.solvers import min_norm, min_norm_frank_wolfe
 from gramians import TASKS, dependent_gradients, make_rng, regular_gradients, shortest_weights
 
 

@@ -6,12 +6,8 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize, root
 
-from forkmerge.methods.solvers import (
-    nash,
-    nash_jacobian,
-    nash_truncated,
-)
-from gramians import TASKS, dependent_gradients, make_rng, regular_gradients, shortest_weights
+from forkmerge.methods.solvers import _nash, nash, nash_jacobian, nash_truncated
+from gramians import TASKS, count_calls, dependent_gradients, make_rng, regular_gradients, shortest_weights
 
 
 def _bargained(gradients: np.ndarray, powers: np.ndarray) -> np.ndarray:
@@ -83,3 +79,31 @@ def test_the_jacobian_of_nash_is_its_derivative_by_the_powers():
     for column, direction in zip(jacobian.T, np.eye(4), strict=True):
         difference = nash(gramian, powers + 1e-5 * direction) - nash(gramian, powers - 1e-5 * direction)
         np.testing.assert_allclose(column, difference / 2e-5, rtol=1e-6)
+
+
+def test_ordinary_gramians_take_a_handful_of_newton_steps(monkeypatch):
+    solved = count_calls(monkeypatch, _nash, "solve")
+    for tasks, most in ((2, 1.0), (3, 3.7), (8, 4.5), (40, 6.0)):
+        solved.clear()
+        for case in range(100):
+            gradients = regular_gradients(make_rng(tasks, case), tasks)
+            nash(gradients @ gradients.T)
+        assert len(solved) / 100 <= most, tasks
+
+
+def test_a_gramian_that_rounding_made_indefinite_gets_a_ridge_of_twice_that():
+    for excess in (1e-7, 1e-6, 1e-4):
+        cosines = np.array([[1.0, -1 - excess], [-1 - excess, 1.0]])  # its smallest eigenvalue is −excess
+        np.testing.assert_allclose(nash(cosines), np.full(2, excess**-0.5), rtol=1e-6)
+        norms = np.array([2.0, 0.5])
+        np.testing.assert_allclose(nash(cosines * norms * norms[:, None]), excess**-0.5 / norms, rtol=1e-6)
+
+
+def test_what_counts_as_stationary_can_be_chosen():
+    cosines = np.array([[1.0, -1.0], [-1.0, 1.0]])
+    for stationary in (1e-10, 1e-6):
+        weights = nash(cosines, stationary=stationary)
+        np.testing.assert_allclose(weights, np.full(2, stationary**-0.5), rtol=1e-3)
+    short = np.array([[1.0, -0.99], [-0.99, 1.0]])  # the shortest convex combination has the squared length 0.005
+    np.testing.assert_allclose(nash(short), np.full(2, 10.0), rtol=1e-12)
+    assert nash(short, stationary=0.1).max() < 4

@@ -6,7 +6,7 @@ import numpy as np
 from scipy.optimize import minimize
 
 from forkmerge.methods.solvers import _nash_truncated, nash, nash_truncated
-from gramians import make_rng, regular_gradients
+from gramians import count_calls, make_rng, regular_gradients
 
 
 def _convex_concave(gramian: np.ndarray, previous: np.ndarray, powers: np.ndarray) -> np.ndarray:
@@ -65,6 +65,8 @@ def test_truncated_nash_keeps_its_weights_where_no_step_exists():
     np.testing.assert_allclose(nash_truncated([[1.0, -1.0], [-1.0, 1.0]]), np.ones(2), rtol=1e-15)
     outside = np.array([1.0, 0.45])  # (Ga)_2 < 0, and the linearised cost falls without bound
     np.testing.assert_allclose(nash_truncated([[1.0, -0.5], [-0.5, 1.0]], outside), outside, rtol=1e-15)
+    edge = np.array([1.0, 0.5])  # (Ga)_2 = 0, where the logarithm has no slope
+    np.testing.assert_allclose(nash_truncated([[1.0, -0.5], [-0.5, 1.0]], edge), edge, rtol=1e-15)
     assert nash_truncated([[1.0, 0.0], [0.0, 4.0]], [0.0, 1.0]).tolist() == nash([[1.0, 0.0], [0.0, 4.0]]).tolist()
 
 
@@ -88,3 +90,16 @@ def test_truncated_nash_stops_when_its_weights_no_longer_change(monkeypatch):
     solved.clear()
     nash_truncated(gramian, 1.01 * exact)  # the first iteration finds the solution, the second sees that
     assert len(solved) == 2
+
+
+def test_truncated_nash_solves_an_inner_problem_in_some_fifty_newton_steps(monkeypatch):
+    solved, steps = count_calls(monkeypatch, _nash_truncated, "solve"), []
+    for case in range(80):
+        rng = make_rng(case)
+        gradients = rng.standard_normal((3, 5)) + rng.standard_normal(5)
+        gramian = gradients @ gradients.T * 10 ** rng.uniform(-4, 0)
+        solved.clear()
+        nash_truncated(gramian, nash(gramian) * 10 ** rng.uniform(-2, 2, 3), 1)
+        steps.append(len(solved))
+    assert min(steps) == 1  # where the constraints are tight at the solution, one system shows it
+    assert 40 < np.mean([count for count in steps if count > 10]) < 51

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from scipy.optimize import nnls
 
-from forkmerge.methods.solvers import _quadratic
+from forkmerge.methods.solvers import _quadratic, min_norm
 from forkmerge.methods.solvers._quadratic import solve_nonnegative
-from gramians import make_rng
+from gramians import count_calls, make_rng, regular_gradients
 
 
 @pytest.fixture(params=["exchanges", "one by one"])
@@ -62,3 +62,15 @@ def test_dependent_columns_reach_the_minimum(method):
         size = np.abs(solution).max() + np.abs(side).max()
         assert slack.min() >= -1e-12 * size
         assert abs(solution @ slack) <= 1e-10 * size**2
+
+
+def test_ordinary_programmes_take_a_handful_of_solves_and_never_the_slow_method(monkeypatch):
+    solved = count_calls(monkeypatch, _quadratic, "solve")
+    slow = count_calls(monkeypatch, _quadratic, "_solve_one_by_one")
+    for tasks, most in ((2, 1.6), (8, 2.8), (40, 5.0)):
+        solved.clear()
+        for case in range(100):
+            gradients = regular_gradients(make_rng(tasks, case), tasks)
+            min_norm(gradients @ gradients.T)
+        assert len(solved) / 100 <= most, tasks
+    assert not slow

@@ -6,10 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from forkmerge.methods.solvers import (
-    gradvac,
-    pcgrad,
-)
+from forkmerge.methods.solvers import gradvac, pcgrad
 from gramians import TASKS, dependent_gradients, make_orders, make_rng, regular_gradients
 
 
