@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import doctest
+
 import pytest
+import torch
 
 import forkmerge as fm
 from _asserts import bits
+from forkmerge.engine.merging import state_dicts
 from problems import conv_net, plain_net, seeded
 
 
@@ -22,3 +26,27 @@ def test_branches_with_different_parameters() -> None:
         fm.merge_states({"a": one, "b": other}, {"a": 0.5, "b": 0.5})
     with pytest.raises(fm.ProblemError, match=r"are for \['a', 'c'\], but the states are \['a', 'b'\]"):
         fm.merge_states({"a": one, "b": one}, {"a": 0.5, "c": 0.5})
+
+
+def test_states_are_merged_by_name_whatever_the_order_of_the_coefficients() -> None:
+    one = {"w": torch.tensor([0.0, 4.0]), "count": torch.tensor(1)}
+    other = {"w": torch.tensor([1.0, 4.0]), "count": torch.tensor(2)}
+    for coefficients in ({"a": 0.25, "b": 0.75}, {"b": 0.75, "a": 0.25}):
+        merged = fm.merge_states({"a": one, "b": other}, coefficients)
+        assert list(merged) == ["w", "count"]
+        assert merged["w"].tolist() == [0.75, 4.0]
+        assert merged["count"] == 2  # counters come from the heaviest
+    assert one["w"].tolist() == [0.0, 4.0]
+
+
+def test_what_only_the_later_state_has_is_named() -> None:
+    one, other = {"w": torch.zeros(1)}, {"w": torch.zeros(1), "v": torch.zeros(2)}
+    with pytest.raises(fm.ProblemError, match=r"'a' and 'b' have .*: 'v' is missing in one and \(2,\) in the other\.$"):
+        fm.merge_states({"a": one, "b": other}, {"a": 0.5, "b": 0.5})
+    with pytest.raises(fm.ProblemError, match=r"branches 'b' and 'c' have different parameters"):
+        fm.merge_states({"a": one, "b": one, "c": other}, dict.fromkeys("abc", 1 / 3))
+
+
+def test_the_example_in_the_docstring_holds() -> None:
+    result = doctest.testmod(state_dicts)
+    assert (result.attempted > 0, result.failed) == (True, 0)

@@ -10,7 +10,7 @@ import torch
 
 import forkmerge as fm
 from _asserts import assert_same_bits
-from forkmerge.engine.merging.synchronise import share_optimizer
+from forkmerge.engine.merging.synchronise import share_optimizer, synchronise
 from forkmerge.engine.training.state import State
 from problems import ADAM, SGD, Point, fit, quadratic_problem
 
@@ -70,3 +70,55 @@ class TestOptimizerPolicies:
         states = [self.state(2.0, 10.0), self.state(math.nan, 20.0)]
         share_optimizer(states, (1.0, 0.0), "average")
         assert states[1].optimizer_rows["m/r"].tolist() == [2.0] * 4
+
+    def test_average_takes_tensors_that_only_some_branches_have_and_slots_of_all(self) -> None:
+        states = [self.state(2.0, 10.0), self.state(4.0, 20.0), self.state(8.0, 30.0)]
+        states[1].optimizer_rows["v/r"] = torch.full((4,), 4.0)
+        states[1].optimizer_slots = {"m/r": [2], "v/r": [1]}
+        states[1].optimizer_loose = {1: {"step": torch.tensor(5.0)}}
+        share_optimizer(states, (0.25, 0.75, 0.0), "average")
+        for state in states:
+            assert state.optimizer_rows["m/r"].tolist() == [3.5] * 4
+            assert state.optimizer_rows["v/r"].tolist() == [3.0] * 4
+            assert state.optimizer_slots == {"m/r": [0, 2], "v/r": [1]}
+            assert {index: entry["step"].item() for index, entry in state.optimizer_loose.items()} == {0: 10.0, 1: 5.0}
+        states[0].optimizer_loose[0]["step"] += 1
+        assert states[1].optimizer_loose[0]["step"] == 10  # of its own
+
+    def test_reset_forgets_every_branchs_optimizer_and_keep_none(self) -> None:
+        states = [self.state(2.0, 10.0), self.state(4.0, 20.0)]
+        share_optimizer(states, (0.5, 0.5), "keep")
+        assert [state.optimizer_rows["m/r"][0].item() for state in states] == [2.0, 4.0]
+        share_optimizer(states, (0.5, 0.5), "reset")
+        for state in states:
+            assert (state.optimizer_rows, state.optimizer_slots, state.optimizer_loose) == ({}, {}, {})
+            assert state.scheduler == {"last_epoch": 3}
+
+
+class TestSynchronise:
+    def branches(self, *values: float) -> list[State]:
+        return [
+            State(3, {"r": torch.full((4,), value)}, optimizer_rows={"m/r": torch.ones(4)}, method={"w": value})
+            for value in values
+        ]
+
+    def test_every_branch_goes_on_from_the_merged_weights_and_one_that_diverged_forgets_the_rest(self) -> None:
+        branches, merged = (
+            self.branches(1.0, math.nan, 3.0),
+            State(3, {"r": torch.full((4,), 2.0)}, {"b": torch.ones(1)}),
+        )
+        synchronise(branches, merged, (0.5, 0.0, 0.5), "keep")
+        for branch in branches:
+            assert branch.rows["r"].tolist() == [2.0] * 4
+            assert branch.rows["r"] is not merged.rows["r"]
+            assert branch.buffers["b"].item() == 1.0
+            assert branch.buffers["b"] is not merged.buffers["b"]
+        assert [branch.optimizer_rows == {} for branch in branches] == [False, True, False]
+        assert [branch.method for branch in branches] == [{"w": 1.0}, {}, {"w": 3.0}]
+
+    def test_coefficients_that_are_all_zero_mean_that_every_branch_has_diverged(self) -> None:
+        for policy in ("keep", "average", "reset"):
+            branches = self.branches(1.0, 3.0)
+            synchronise(branches, State(3, {"r": torch.zeros(4)}), (0.0, 0.0), policy)
+            for branch in branches:
+                assert (branch.rows["r"].tolist(), branch.optimizer_rows, branch.method) == ([0.0] * 4, {}, {})
