@@ -107,3 +107,9 @@ def test_what_counts_as_stationary_can_be_chosen():
     short = np.array([[1.0, -0.99], [-0.99, 1.0]])  # the shortest convex combination has the squared length 0.005
     np.testing.assert_allclose(nash(short), np.full(2, 10.0), rtol=1e-12)
     assert nash(short, stationary=0.1).max() < 4
+
+
+def test_nearly_opposite_gradients_are_solved_as_long_as_they_are_not_stationary():
+    for gap in (1e-2, 1e-4, 1e-6, 1e-8):  # the shortest convex combination has the squared length gap/2
+        weights = nash([[1.0, gap - 1], [gap - 1, 1.0]])
+        np.testing.assert_allclose(weights, np.full(2, gap**-0.5), rtol=1e-6)
