@@ -56,7 +56,7 @@ class RunState:
 
     Args:
         phase: What the run is doing.
-        mixtures: The branches' plans, after pruning.
+        mixtures: The branches' names and task weights, after pruning.
         branches: Their states.
         merged: The weights of the last merge: what every branch forked from, and what is kept if all go wrong.
         round_start: Step at which the current round forked.

@@ -136,7 +136,7 @@ class ValidatedMerge(MergeProblem):
         """Return entrants that are raced where scores add up over examples, and took a whole pass elsewhere."""
         if not self._has_started:
             self._has_started, self.race = True, self.validator.race(self.blend)
-        if self.race is not None:
+        if self.race is not None:  # in this process: which example is evaluated next depends on the last one
             return self.race.enter(candidates, guides)
         if self.execution.workers == 1 or len(candidates) == 1:
             return [ScoredEntrant(self._whole_pass(coefficients)) for coefficients in candidates]

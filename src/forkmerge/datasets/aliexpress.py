@@ -82,7 +82,7 @@ def recipe(
         model=partial(kind, field_sizes(tables.values()), len(SCHEMA.numerical), tasks),
         optimizer=OptimizerOf("Adam", lr=1e-3, weight_decay=1e-6),
         steps=steps,
-        algorithm=ForkMerge("per_auxiliary", interval=max(1, steps // 10), prune_to=3),
+        algorithm=ForkMerge("per_auxiliary", interval=max(1, steps // 10), prune_to=3),  # the paper gives no Δt here
         options={"seed": seed},
     )
 
@@ -112,7 +112,10 @@ def problem_of(tables: dict[str, MappedTable], target: str) -> Problem:
 
 
 def field_sizes(tables: Iterable[MappedTable]) -> list[int]:
-    """Return how many categories every field has: one more than the largest code in any country."""
+    """Return how many categories every field has: one more than the largest code in any country.
+
+    The authors' list has fewer than the public sample shows.
+    """
     return [max(codes) + 1 for codes in zip(*(table.largest for table in tables), strict=True)]
 
 

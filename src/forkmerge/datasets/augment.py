@@ -1,7 +1,8 @@
 """Augmentations of whole batches of tensors: functions of (batch, generator), so the same step draws the same ones.
 
 A stream's `losses` calls them with `context.generator`, which is a pure function of (seed, stream, step, micro-batch).
-Numbers are drawn on the CPU and the work is done where the batch is, so all devices see the same augmentations.
+Numbers are drawn on the CPU and the work is done where the batch is, so all devices see the same augmentations. Each
+is a few lines of torch, for which no package of augmentations is needed.
 """
 
 from __future__ import annotations

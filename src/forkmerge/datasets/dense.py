@@ -27,7 +27,7 @@ from forkmerge.problem.metrics import MeanCost
 TASKS = ("segmentation", "depth", "normal")
 IGNORED = -1  # the label of pixels without one
 ANGLES = (11.25, 22.5, 30.0)
-_BINS = 180_000  # of the histogram of angles: a thousandth of a degree each
+_BINS = 180_000  # of the histogram of angles, a thousandth of a degree each: all of NYUv2's test set would take 290 MB
 
 
 def segmentation_loss(logits: Tensor, labels: Tensor) -> Tensor:

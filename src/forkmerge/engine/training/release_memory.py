@@ -40,7 +40,8 @@ def thrifty(size: int) -> Iterator[None]:
     percent to a large model's step and more to a small one's, so small ones are left alone. Afterwards the limit is the
     highest that glibc chooses by itself.
     """
-    option = _libc("mallopt") if size >= LARGE and "MALLOC_MMAP_THRESHOLD_" not in os.environ else None
+    is_users_own = "MALLOC_MMAP_THRESHOLD_" in os.environ  # whoever has set the limit of the process keeps it
+    option = _libc("mallopt") if size >= LARGE and not is_users_own else None
     if option is None:
         yield
         return

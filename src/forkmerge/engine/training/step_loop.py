@@ -92,6 +92,7 @@ class StepLoop:
                 self._step(feeds, tasks_of_step, step)
 
     def _step(self, feeds: dict[str, Batches], tasks: tuple[str, ...], step: int) -> None:
+        # No optimizer moves a parameter whose gradient is None: a head that a branch leaves alone keeps its bits.
         self.binding.optimizer.zero_grad(set_to_none=True)
         if self.combiner is None:
             has_loss = self._backward_plain(feeds, tasks, step)
@@ -225,6 +226,8 @@ class StepLoop:
         for micro in range(self.training.accumulate):
             losses = self._forward(self._read(feeds, tasks, step, micro), tasks, step)
             if losses:
+                # One pass for all streams, as in a plain loop: one per stream would hold fewer activations, and took a
+                # fifth of the step of a small MLP.
                 total = losses[0].scaled
                 for item in losses[1:]:
                     total = total + item.scaled
@@ -250,7 +253,7 @@ class StepLoop:
     def _update(self, has_loss: bool) -> None:
         optimizer, scaler = self.binding.optimizer, self.binding.scaler
         if has_loss and self.training.clip_norm is not None:
-            scaler.unscale_(optimizer)
+            scaler.unscale_(optimizer)  # it scaled the weighted losses; clipping sees the gradients of these
             torch.nn.utils.clip_grad_norm_(self.binding.layout.parameters, self.training.clip_norm)
         if has_loss or not scaler.is_enabled():  # an enabled scaler refuses a step without gradients
             scaler.step(optimizer)
