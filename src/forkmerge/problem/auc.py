@@ -19,6 +19,7 @@ def auc(predictions: Tensor, targets: Tensor) -> float:
         targets: 0 or 1, [n] or [n, 1].
 
     Example:
+        >>> import torch
         >>> auc(torch.tensor([25.0, 27.0, 26.0]), torch.tensor([0, 1, 1]))
         1.0
     """
