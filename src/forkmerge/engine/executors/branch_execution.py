@@ -83,7 +83,7 @@ class BranchExecution:
         """Train every branch for its segment, changing its state; results come in the order of the branches."""
         branches = [_Branch(g, s, self.executor.put(s)) for g, s in zip(segments, states, strict=True)]
         calls, branch_of, next_out = PendingCalls(self.executor), dict[PendingCall, _Branch](), 0
-        for parts in self._plans(branches):
+        for parts in self._parts(branches):
             for part in parts:
                 branch = branches[part.branch]
                 branch_of[_submit(calls, branch, part.steps)] = branch
@@ -102,7 +102,7 @@ class BranchExecution:
         measured = {call: _result_of(call) for call in calls}
         return [measured[call] for call in submitted]
 
-    def _plans(self, branches: list[_Branch]) -> Iterator[list[Part]]:
+    def _parts(self, branches: list[_Branch]) -> Iterator[list[Part]]:
         """Yield what to train; first of all a little, where that must show how long a step of every branch takes."""
         if self.workers == 1:
             yield [Part(index, branch.left, 0.0) for index, branch in enumerate(branches)]

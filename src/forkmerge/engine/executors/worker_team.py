@@ -1,4 +1,8 @@
-"""Spawned processes that wait for jobs: the death of one is noticed at once, and another takes its place."""
+"""Spawned processes that wait for jobs: the death of one is noticed at once, and another takes its place.
+
+Not those of `concurrent.futures`, whose pool gives up as a whole when one process dies, says nothing of a process that
+never starts, and has no way to hand over memory.
+"""
 
 from __future__ import annotations
 
