@@ -173,3 +173,17 @@ class TestScenes:
             ]
             both = [*crops, *(crop.flip(-1) for crop in crops)]
             assert sum(torch.allclose(crop[0], found[0][index], atol=1e-6) for crop in both) == 1
+
+
+def test_a_hole_is_a_square_of_zeros_cut_off_at_the_edges() -> None:
+    whole = torch.ones(50, 2, 9, 7)
+    cut = augment.cut_out(whole, torch.Generator().manual_seed(0), 4)
+    assert torch.equal(cut, augment.cut_out(whole, torch.Generator().manual_seed(0), 4))
+    sizes = set()
+    for image in cut:
+        assert torch.equal(image[0], image[1])
+        rows, columns = (image[0] == 0).any(1).sum().item(), (image[0] == 0).any(0).sum().item()
+        assert (image[0] == 0).sum() == rows * columns
+        sizes.add((rows, columns))
+    assert max(sizes) == (4, 4)
+    assert len(sizes) > 1

@@ -12,17 +12,18 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from tests.datasets import test_aliexpress, test_domainnet, test_nyuv2
-from tests.whole import test_few_labels
+from tests.datasets import test_domainnet, test_nyuv2
 from typer.testing import CliRunner
 
 import forkmerge as fm
+from aliexpress_files import write_country
+from few_label_files import write_binary, write_svhn
 from forkmerge.cli.commands import app
 from forkmerge.datasets import aliexpress, domainnet, nyuv2
 from forkmerge.datasets._classify import ClassificationLosses, SmallConvNet
-from forkmerge.experiments.compared_methods import PAPER, branch_count
+from forkmerge.experiments.compared_methods import PAPER
 from forkmerge.experiments.comparison import plan_comparison
-from forkmerge.experiments.cost_of_run import estimate_run
+from forkmerge.experiments.cost_of_run import branch_count, estimate_run
 from forkmerge.experiments.recipe import load_recipe
 from forkmerge.experiments.run_results import read_run_result
 from forkmerge.models import ESMM, MTAN, DenseModel, MMoE, ResNet, ViT
@@ -103,10 +104,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     test_nyuv2.write(folder / "nyuv2", training=12)
     test_domainnet.write(folder, "image_list")
     for seed, country in enumerate(aliexpress.COUNTS):
-        test_aliexpress.write(folder, country, seed)
-    test_few_labels.write_binary(folder / "cifar-10-batches-bin")
+        write_country(folder, country, seed)
+    write_binary(folder / "cifar-10-batches-bin")
     (folder / "svhn").mkdir()
-    test_few_labels.write_svhn(folder / "svhn")
+    write_svhn(folder / "svhn")
     torch.save(ThinResNet(50).state_dict(), folder / "resnet50-0676ba61.pth")
     torch.save(small_encoder(18).state_dict(), folder / "resnet18-f37072fd.pth")
     torch.save(small_encoder(101).state_dict(), folder / "resnet101-63fe2227.pth")

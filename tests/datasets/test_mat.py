@@ -1,0 +1,54 @@
+"""MATLAB's files of version 5, as far as numeric arrays go."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import forkmerge as fm
+from forkmerge.datasets._mat import read_mat
+
+
+def test_every_kind_of_array_is_read_as_scipy_reads_it(tmp_path: Path) -> None:
+    scipy = pytest.importorskip("scipy.io")
+    kinds = ("f8", "f4", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8")
+    content = {f"a_{kind}": np.arange(24).reshape(2, 3, 4).astype(kind) for kind in kinds}
+    content |= {"short": np.array([[1, 2]], np.uint8), "a_name_longer_than_eight": np.ones((3, 1)), "text": "hello"}
+    scipy.savemat(tmp_path / "all.mat", content, long_field_names=True)
+    names = [name for name in content if name != "text"]
+    found, wanted = read_mat(tmp_path / "all.mat", names), scipy.loadmat(tmp_path / "all.mat")
+    for name in names:
+        assert np.array_equal(found[name], wanted[name])
+        assert found[name].dtype == wanted[name].dtype
+
+
+def test_big_endian_files_are_read(tmp_path: Path) -> None:
+    def element(kind: int, data: bytes) -> bytes:
+        return kind.to_bytes(4, "big") + len(data).to_bytes(4, "big") + data + b"\0" * (-len(data) % 8)
+
+    matrix = element(6, (9).to_bytes(4, "big") + b"\0" * 4) + element(5, np.array([2, 1], ">i4").tobytes())
+    matrix += element(1, b"y") + element(4, np.array([1, 258], ">u2").tobytes())
+    header = b"MATLAB 5.0 MAT-file".ljust(124) + b"\x01\x00MI"
+    (tmp_path / "big.mat").write_bytes(header + element(14, matrix))
+    with pytest.raises(fm.ProblemError, match="no variable X"):
+        read_mat(tmp_path / "big.mat", ["X"])
+    matrix = matrix.replace((9).to_bytes(4, "big") + b"\0" * 4, (11).to_bytes(4, "big") + b"\0" * 4)
+    (tmp_path / "big.mat").write_bytes(header + element(14, matrix))
+    assert read_mat(tmp_path / "big.mat", ["y"])["y"].tolist() == [[1], [258]]
+
+
+@pytest.mark.parametrize(
+    ("flags", "lengths"), [(b"", [1, 1]), (b"\x09\0\0\0\0\0\0\0", [-1, -1])], ids=["no flags", "no shape"]
+)
+def test_impossible_variables_are_named(tmp_path: Path, flags: bytes, lengths: list[int]) -> None:
+    def element(kind: int, data: bytes) -> bytes:
+        return kind.to_bytes(4, "little") + len(data).to_bytes(4, "little") + data + b"\0" * (-len(data) % 8)
+
+    matrix = element(6, flags) + element(5, np.array(lengths, "<i4").tobytes())
+    matrix += element(1, b"y") + element(2, b"\1")
+    header = b"MATLAB 5.0 MAT-file".ljust(124) + b"\0\1IM"
+    (tmp_path / "odd.mat").write_bytes(header + element(14, matrix))
+    with pytest.raises(fm.ProblemError, match=r"cannot read .*odd.mat: a variable has no type or an impossible"):
+        read_mat(tmp_path / "odd.mat", ["y"])

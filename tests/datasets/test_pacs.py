@@ -1,0 +1,37 @@
+"""PACS: every domain with its images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from forkmerge.datasets import pacs
+from small_packs import assert_recipe_trains, write_pacs
+
+
+def test_every_domain_has_its_images_in_its_split(folder: Path) -> None:
+    write_pacs(folder)
+    problem = pacs.problem("sketch", size=16)
+    assert set(problem.tasks) == set(pacs.DOMAINS)
+    for code, domain in enumerate(pacs.DOMAINS):
+        parts = [problem.stream_map[domain].dataset] + [
+            problem.evaluations(part)[domain].dataset for part in ("validation", "test")
+        ]
+        for part in parts:
+            images, labels = part.tensors
+            assert sorted(labels.tolist()) == list(range(7))
+            green = images[:, 1].float().mean((1, 2))
+            assert torch.allclose(green, torch.full((7,), 60.0 * code), atol=4)
+            red = images[:, 0].float().mean((1, 2))
+            assert torch.allclose(red, 30.0 * labels, atol=6)
+
+
+def test_one_head_can_serve_all_domains(folder: Path) -> None:
+    write_pacs(folder)
+    assert len(pacs.recipe(shared_head=True).model().heads) == 1
+    assert len(pacs.recipe().model().heads) == 4
+
+
+def test_the_recipe_trains_and_any_task_can_be_the_target(folder: Path) -> None:
+    assert_recipe_trains("pacs", folder)
