@@ -23,7 +23,6 @@ from forkmerge.analysis.merge_results import (
     Replay,
     Survival,
 )
-from forkmerge.analysis.result_base import Result
 from forkmerge.analysis.results import (
     AuxiliaryFinding,
     Diagnosis,
@@ -39,6 +38,7 @@ from forkmerge.analysis.results import (
     TransferCurve,
     TransferMatrix,
 )
+from forkmerge.engine.storage.records import Record
 from forkmerge.report import Figure
 from forkmerge.report import merge_figures as merges
 from forkmerge.report import transfer_figures as transfer
@@ -148,7 +148,7 @@ def history(tasks: list[str], rounds: int, runs: int = 3) -> CoefficientHistory:
     return CoefficientHistory(tasks[0], runs, steps, tuple(tasks), shares, spread, shares)
 
 
-def saved_results() -> list[Result]:
+def saved_results() -> list[Record]:
     """One result of many kinds, as somebody may keep them in a folder."""
     found = models(names(3))
     search = {"alone": 0.5, "joint": 0.5}

@@ -30,7 +30,7 @@ _MOVED = {
     "analysis.lessons": "analysis.transfer_runs",
     "analysis.pictures": "analysis.feature_map",
     "analysis.pieces": "analysis.diagnosis.pieces",
-    "analysis.plaindata": "analysis.result_base",
+    "analysis.plaindata": "engine.storage.records",
     "analysis.verdicts": "report.verdict_table",
     "analysis.why": "analysis.replayed_search",
     "arithmetic": "engine.merging.arithmetic",

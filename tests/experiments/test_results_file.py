@@ -14,7 +14,6 @@ import forkmerge as fm
 from command_line import error_of, invoke
 from forkmerge.experiments.comparison import plan_comparison, run_comparison
 from forkmerge.experiments.results_file import read_comparison, to_text, without_paths, write_records
-from forkmerge.experiments.run_results import RunResult, read_plan, read_run_results
 from forkmerge.report.comparison_tables import tables_from, write_tables
 from forkmerge.report.table import to_markdown
 
@@ -62,39 +61,6 @@ def test_the_file_has_one_line_per_run_in_the_order_of_the_plan(folder, tmp_path
     again = to_text(*read_comparison(file))
     assert again == text
     assert str(tmp_path.parent) not in text
-
-
-def test_records_hold_coefficients_curves_and_times(folder):
-    found = {(o.method, o.target, o.seed, o.kind): o for o in read_run_results(folder)}
-    merged = found["forkmerge-aux", "tgt", 0, "final"]
-    interval = merged.setting["interval"]
-    assert [each["end"] for each in merged.rounds] == list(range(interval, 7, interval))
-    for each in merged.rounds:
-        assert set(each["coefficients"]) == set(each["branches"]) == {"alone", "aux", "odd"}
-        assert sum(each["coefficients"].values()) == pytest.approx(1)
-        assert set(each["metrics"]) == {"accuracy", "loss"}
-    assert set(merged.relevance) == {"tgt", "aux", "odd"}
-    assert sum(merged.phases.values()) == pytest.approx(merged.seconds)
-    single = found["stl", "tgt", 0, "final"]
-    assert [set(each) for each in single.rounds] == [{"end", "score", "metrics"}] * 2
-    assert single.rounds[-1]["metrics"] == single.validation
-
-
-def test_records_written_before_a_field_existed_are_read(tmp_path):
-    old = {"method": "stl", "label": "STL", "target": "t", "seed": 0, "kind": "final", "setting": {}, "folder": "t/a"}
-    (tmp_path / "t").mkdir()
-    (tmp_path / "t" / "a.json").write_text(json.dumps({"format": 1, "outcome": {**old, "unknown": 1}}))
-    assert read_run_results(tmp_path) == [RunResult("stl", "STL", "t", 0, "final", {}, "t/a")]
-
-
-@pytest.mark.parametrize(
-    ("file", "key", "read"), [("t/a.json", "outcome", read_run_results), ("plan.json", "plan", read_plan)]
-)
-def test_a_record_that_lacks_its_content_is_refused_by_name(tmp_path, file, key, read):
-    (tmp_path / "t").mkdir()
-    (tmp_path / file).write_text('{"format": 1}')
-    with pytest.raises(fm.StoreError, match=rf"{Path(file).name} is not a record of a comparison: KeyError\('{key}'\)"):
-        read(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import math
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -161,8 +161,7 @@ class Composed(Algorithm):
             return run
 
     def _finished(self, result: Mapping[str, Any], module: nn.Module, store: RunFolder | NoStore) -> Run:
-        names = {item.name for item in fields(self.result)}
-        run = self.result.from_json({key: value for key, value in result.items() if key in names})
+        run = self.result.from_json(result)
         module.load_state_dict(store.model_tensors())
         run.model = module
         return run

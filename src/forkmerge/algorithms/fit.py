@@ -196,8 +196,7 @@ def _complete(run: Run, binding: ModelBinding, state: RunState, store: RunFolder
 
 def _finished(result: dict[str, Any], module: nn.Module, store: RunFolder | NoStore) -> Run:
     """Return a run that had already ended, its weights loaded into the module."""
-    names = {item.name for item in fields(Run)}
-    run = Run.from_json({key: value for key, value in result.items() if key in names})
+    run = Run.from_json(result)
     module.load_state_dict(store.model_tensors())
     run.model = module
     return run

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import html
-import json
 import math
 import os
 import platform
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import numpy
 import torch
 from torch import nn
 
 from forkmerge.algorithms.table_data import Cell, Column, Table, show_metrics, show_number, show_shares
-from forkmerge.engine.storage.json_codec import encode, plain
+from forkmerge.engine.storage.records import Record
 
 _MOST_BRANCHES = 8  # columns that can be read side by side
 _MOST_FAULTS = 20  # faults that a table's notes name
 
 
 @dataclass(frozen=True)
-class BranchRecord:
+class BranchRecord(Record):
     """One branch in one round.
 
     Args:
@@ -35,6 +34,8 @@ class BranchRecord:
         fault: Why the branch was given coefficient 0 without a trial, if it was.
     """
 
+    not_finite: ClassVar[float | None] = None
+
     task_weights: dict[str, float]
     score: float | None
     metrics: dict[str, float]
@@ -44,7 +45,7 @@ class BranchRecord:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class Candidate(Record):
     """One combination of branches that was tried.
 
     Args:
@@ -53,13 +54,15 @@ class Candidate:
         is_bound: Whether the candidate lost a race before all examples were evaluated: its score is at most `score`.
     """
 
+    not_finite: ClassVar[float | None] = None
+
     coefficients: dict[str, float]
     score: float | None
     is_bound: bool = False
 
 
 @dataclass(frozen=True)
-class Round:
+class Round(Record):
     """One round: from a fork at step `start` to the merge at step `end`.
 
     Args:
@@ -82,6 +85,8 @@ class Round:
             `confidence` asks for it.
     """
 
+    not_finite: ClassVar[float | None] = None
+
     index: int
     phase: str
     start: int
@@ -98,17 +103,9 @@ class Round:
     examples: dict[str, int] = field(default_factory=dict)
     certainty: float | None = None
 
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Round:
-        """Return the round that `asdict` turned into plain data."""
-        data = dict(value)
-        data["branches"] = {name: BranchRecord(**branch) for name, branch in data["branches"].items()}
-        data["candidates"] = [Candidate(**candidate) for candidate in data["candidates"]]
-        return cls(**data)
-
 
 @dataclass
-class Run:
+class Run(Record):
     """The result of `fit`.
 
     Args:
@@ -128,6 +125,9 @@ class Run:
         test: Test metrics, once they have been measured after the fit.
         model: The trained module (not part of the JSON form).
     """
+
+    not_finite: ClassVar[float | None] = None
+    unwritten: ClassVar[tuple[str, ...]] = ("model",)
 
     algorithm: str
     target: str
@@ -192,20 +192,6 @@ class Run:
         """The searched round of the highest score; of equals the first."""
         scored = [r for r in self.searched if r.score is not None]
         return max(scored, key=lambda r: -math.inf if r.score is None else r.score, default=None)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the run as strict JSON data; numbers that are not finite become None."""
-        data = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "model"}
-        data["rounds"] = [asdict(r) for r in self.rounds]
-        written: dict[str, Any] = json.loads(encode(plain(data)))
-        return written
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Run:
-        """Return the run that `to_json` wrote, without its model."""
-        data = dict(value)
-        data["rounds"] = [Round.from_json(r) for r in data["rounds"]]
-        return cls(**data)
 
     @property
     def title(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -101,8 +101,7 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
         result = store.result()
     if result is None:
         raise StoreError(f"{folder} is not finished: continue it with `{command(f'resume {folder}')}`.")
-    names = {item.name for item in fields(Run)}
-    return Run.from_json({key: value for key, value in result.items() if key in names})
+    return Run.from_json(result)
 
 
 def read_saved_run(folder: str | os.PathLike[str], *, verify: bool = False) -> SavedRun:
@@ -113,15 +112,13 @@ def read_saved_run(folder: str | os.PathLike[str], *, verify: bool = False) -> S
         verify: Read the checkpoints of an interrupted run, too, to say where it continues and what is damaged.
     """
     path, state = Path(folder), status(folder)
-    names = {item.name for item in fields(Round)}
     with RunFolder.open(path, lock=False) as store:
         record = path / "record.jsonl"
         changed = datetime.fromtimestamp((record if record.exists() else path / "config.json").stat().st_mtime)
         events = list(store.records()) if record.exists() else []
-        rounds = [event for event in events if event["event"] == "round"]
         last: dict[str, Any] = next((event for event in reversed(events) if event["event"] in ("segment", "round")), {})
         story: dict[str, Any] = {
-            "rounds": [Round.from_json({key: event[key] for key in event if key in names}) for event in rounds],
+            "rounds": [Round.from_json(event) for event in events if event["event"] == "round"],
             "phase": last.get("phase", "search"),
             "step": last.get("step", last.get("end", 0)),
             "run": read_run(path) if state == "finished" else None,

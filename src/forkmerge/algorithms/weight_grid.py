@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -21,7 +21,7 @@ from forkmerge.algorithms.settings import Settings
 from forkmerge.engine.executors.devices import on_own_device
 from forkmerge.engine.executors.executor import Tell
 from forkmerge.engine.executors.parallel_calls import Failure, run_calls, using_threads
-from forkmerge.engine.storage.json_codec import plain
+from forkmerge.engine.storage.records import Record
 from forkmerge.engine.storage.run_folder import RunFolder
 from forkmerge.engine.training.model_binding import OptimizerFactory
 from forkmerge.errors import ProblemError
@@ -31,7 +31,7 @@ from forkmerge.problem.scoring import measure
 
 
 @dataclass(frozen=True)
-class Point:
+class Point(Record):
     """One combination of task weights.
 
     Args:
@@ -44,6 +44,11 @@ class Point:
     task_weights: dict[str, float]
     metrics: dict[str, dict[str, float]]
     scores: dict[str, float]
+
+    def __post_init__(self) -> None:
+        # A score that is not finite is written as nothing: read back, it must lose against every other.
+        scores = {task: -math.inf if math.isnan(score) else score for task, score in self.scores.items()}
+        object.__setattr__(self, "scores", scores)
 
 
 @dataclass(repr=False)
@@ -60,18 +65,6 @@ class GridRun(Run):
     def front(self) -> list[Point]:
         """The points that no other point beats for one task without losing for another."""
         return [self.points[index] for index in pareto_front([point.scores for point in self.points])]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the run as strict JSON data; numbers that are not finite become None."""
-        run = Run(**{item.name: getattr(self, item.name) for item in fields(Run)})
-        return {**run.to_json(), "points": plain([asdict(point) for point in self.points])}
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> GridRun:
-        """Return the run that `to_json` wrote, without its model."""
-        points = [_read_point(point) for point in value.get("points", [])]
-        run = Run.from_json({key: item for key, item in value.items() if key != "points"})
-        return cls(**vars(run), points=points)
 
 
 @dataclass(frozen=True)
@@ -269,13 +262,3 @@ def _points(
         Point(weights, metrics[i], {task: values[i] for task, values in scores.items()})
         for i, weights in enumerate(grid)
     ]
-
-
-def _read_point(value: Mapping[str, Any]) -> Point:
-    """Return a point from its JSON form, where numbers that are not finite are null."""
-    metrics = {task: _numbers(values, math.nan) for task, values in value["metrics"].items()}
-    return Point(dict(value["task_weights"]), metrics, _numbers(value["scores"], -math.inf))
-
-
-def _numbers(values: Mapping[str, float | None], missing: float) -> dict[str, float]:
-    return {name: missing if value is None else value for name, value in values.items()}

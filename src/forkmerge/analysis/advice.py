@@ -21,9 +21,9 @@ from forkmerge.algorithms import SingleTask
 from forkmerge.algorithms.fit import build_model
 from forkmerge.algorithms.mixtures import ALONE
 from forkmerge.analysis.heldout import heldout_loss, reads_heldout
-from forkmerge.analysis.result_base import Result
 from forkmerge.analysis.results import Advised, TransferCurve
 from forkmerge.engine.executors.parallel_calls import using_threads
+from forkmerge.engine.storage.records import Record
 from forkmerge.engine.training.branch import train_branch
 from forkmerge.engine.training.options import Mixture, Training
 from forkmerge.experiments.paired_statistics import CONFIDENCE, compare_paired
@@ -47,7 +47,7 @@ _CHECKS = (0.5, 0.75, 1.0)  # a short run is judged over its second half: one ba
 
 
 @dataclass(frozen=True)
-class ProbeSettings(Result):
+class ProbeSettings(Record):
     """Where the target's training is forked, and for how long.
 
     Args:
@@ -86,7 +86,7 @@ def compute_share(problem: Problem, settings: ProbeSettings, full_steps: int) ->
 
 
 @dataclass(frozen=True)
-class ShortRun(Result):
+class ShortRun(Record):
     """A few steps with one auxiliary beside the same steps without it.
 
     Args:
@@ -166,7 +166,7 @@ def _effect(values: Sequence[float], base: Sequence[float], is_relative: bool) -
 
 
 @dataclass(frozen=True)
-class Affinity(Result):
+class Affinity(Record):
     """What short runs with an auxiliary say of it.
 
     Args:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from forkmerge.analysis.result_base import Result
+from forkmerge.engine.storage.records import Record
 
 
 @dataclass(frozen=True)
-class CombinationGains(Result):
+class CombinationGains(Record):
     """Transfer gain of combinations Σ_b Λ_b θ^b of two models (a line) or three (a triangle) (Fig. 6).
 
     Args:
@@ -30,7 +30,7 @@ class CombinationGains(Result):
 
 
 @dataclass(frozen=True)
-class LossLine(Result):
+class LossLine(Record):
     """The target's loss on the straight line between two models: is there a barrier?
 
     Args:
@@ -49,7 +49,7 @@ class LossLine(Result):
 
 
 @dataclass(frozen=True)
-class LossPlane(Result):
+class LossPlane(Record):
     """The target's loss on the plane through three models.
 
     The plane's axes are orthonormal: x from the first model to the second, y towards the third, in distances of
@@ -73,7 +73,7 @@ class LossPlane(Result):
 
 
 @dataclass(frozen=True)
-class CoefficientHistory(Result):
+class CoefficientHistory(Record):
     """Coefficients of a target's merges over rounds (Fig. 9), mean and spread over runs.
 
     Args:
@@ -96,7 +96,7 @@ class CoefficientHistory(Result):
 
 
 @dataclass(frozen=True)
-class LearningCurve(Result):
+class LearningCurve(Record):
     """Validation score over training steps of one method, mean ± standard deviation over seeds (Fig. 11).
 
     Args:
@@ -117,7 +117,7 @@ class LearningCurve(Result):
 
 
 @dataclass(frozen=True)
-class IntervalEffect(Result):
+class IntervalEffect(Record):
     """What Δt does to the result (Fig. 7).
 
     Args:
@@ -138,7 +138,7 @@ class IntervalEffect(Result):
 
 
 @dataclass(frozen=True)
-class MethodCost(Result):
+class MethodCost(Record):
     """What a method costs and gives (Fig. 10).
 
     Args:
@@ -157,7 +157,7 @@ class MethodCost(Result):
 
 
 @dataclass(frozen=True)
-class ParetoPoint(Result):
+class ParetoPoint(Record):
     """One model in a projection.
 
     Args:
@@ -177,7 +177,7 @@ class ParetoPoint(Result):
 
 
 @dataclass(frozen=True)
-class ParetoProjection(Result):
+class ParetoProjection(Record):
     """Scores of two tasks, of a grid search's points and of methods (Fig. 12).
 
     Args:
@@ -192,7 +192,7 @@ class ParetoProjection(Result):
 
 
 @dataclass(frozen=True)
-class Replay(Result):
+class Replay(Record):
     """A round's search, done again on its saved branches, with something changed.
 
     Args:
@@ -219,7 +219,7 @@ class Replay(Result):
 
 
 @dataclass(frozen=True)
-class Counterfactual(Result):
+class Counterfactual(Record):
     """A round's merge with one branch given coefficient 0.
 
     Args:
@@ -240,7 +240,7 @@ class Counterfactual(Result):
 
 
 @dataclass(frozen=True)
-class Survival(Result):
+class Survival(Record):
     """How much of a merge's gain is left on validation examples that the search has not seen.
 
     Validation data is halved at random again and again; coefficients are searched on one half, and their gain over the

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
@@ -321,8 +321,7 @@ def _finished_round(store: RunFolder, folder: str, target: str, index: int) -> t
     result = store.result()
     if result is None:
         raise StoreError(f"{folder} is not finished: only finished runs can be asked.")
-    known = {item.name for item in fields(Run)}
-    run = Run.from_json({key: value for key, value in result.items() if key in known})
+    run = Run.from_json(result)
     if run.target != target:
         raise StoreError(
             f"{folder} trained for the target {run.target!r}, the recipe's is {target!r}: "

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from forkmerge.analysis.merge_results import CombinationGains, LossLine
-from forkmerge.analysis.result_base import Result
+from forkmerge.engine.storage.records import Record
 from forkmerge.errors import ProblemError
 
 Verdict = Literal["positive", "weak negative", "strong negative", "not enough evidence"]
@@ -19,7 +19,7 @@ Advised = Literal["use", "down-weight", "drop", "undecided"]
 
 
 @dataclass(frozen=True)
-class Gain(Result):
+class Gain(Record):
     """TG(λ) over paired seeds: the score with the auxiliary minus the score without it.
 
     Args:
@@ -38,7 +38,7 @@ class Gain(Result):
 
 
 @dataclass(frozen=True)
-class TransferCurve(Result):
+class TransferCurve(Record):
     """TG(λ, A) of one auxiliary on one target (Fig. 1 of the paper).
 
     Args:
@@ -78,7 +78,7 @@ class TransferCurve(Result):
 
 
 @dataclass(frozen=True)
-class TransferMatrix(Result):
+class TransferMatrix(Record):
     """Transfer gains of every auxiliary (rows) on every target (columns) (Fig. 5).
 
     Args:
@@ -107,7 +107,7 @@ class TransferMatrix(Result):
 
 
 @dataclass(frozen=True)
-class GradientSimilarity(Result):
+class GradientSimilarity(Record):
     """Gradient cosine similarity of two tasks, batch by batch, on the parameters both reach (Fig. 8).
 
     Args:
@@ -135,7 +135,7 @@ class GradientSimilarity(Result):
 
 
 @dataclass(frozen=True)
-class OneStepPoint(Result):
+class OneStepPoint(Record):
     """One batch of the one-step experiment.
 
     Args:
@@ -148,7 +148,7 @@ class OneStepPoint(Result):
 
 
 @dataclass(frozen=True)
-class OneStepGains(Result):
+class OneStepGains(Record):
     """From one θ, one step θ − η(g_tgt + λ g_aux) from many batches: TG against GCS (Fig. 2).
 
     Args:
@@ -175,7 +175,7 @@ class OneStepGains(Result):
 
 
 @dataclass(frozen=True)
-class ShiftPoint(Result):
+class ShiftPoint(Record):
     """CSD(λ) and TG(λ) of one λ.
 
     Args:
@@ -194,7 +194,7 @@ class ShiftPoint(Result):
 
 
 @dataclass(frozen=True)
-class ShiftCurve(Result):
+class ShiftCurve(Record):
     """Confidence score discrepancy and transfer gain against λ (Fig. 3b).
 
     Args:
@@ -218,7 +218,7 @@ class ShiftCurve(Result):
 
 
 @dataclass(frozen=True)
-class FeaturePanel(Result):
+class FeaturePanel(Record):
     """The interpolated training distribution at one λ beside held-out data, in two dimensions.
 
     Args:
@@ -235,7 +235,7 @@ class FeaturePanel(Result):
 
 
 @dataclass(frozen=True)
-class FeatureMap(Result):
+class FeatureMap(Record):
     """t-SNE of features of the target-only model, one panel per λ, one embedding for all (Fig. 3a).
 
     Args:
@@ -252,7 +252,7 @@ class FeatureMap(Result):
 
 
 @dataclass(frozen=True)
-class AuxiliaryFinding(Result):
+class AuxiliaryFinding(Record):
     """What a diagnosis says of one auxiliary.
 
     Args:
@@ -279,7 +279,7 @@ class AuxiliaryFinding(Result):
 
 
 @dataclass(frozen=True)
-class Pictures(Result):
+class Pictures(Record):
     """What a diagnosis shows of models trained alone and with auxiliaries at λ = 1, with one seed.
 
     Args:
@@ -296,7 +296,7 @@ class Pictures(Result):
 
 
 @dataclass(frozen=True)
-class Diagnosis(Result):
+class Diagnosis(Record):
     """Everything `forkmerge diagnose` found: one JSON file, `diagnosis.json`, in its folder.
 
     Args:

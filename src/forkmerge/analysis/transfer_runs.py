@@ -16,10 +16,10 @@ from forkmerge.algorithms import Algorithm, ForkMerge, Joint, SingleTask
 from forkmerge.algorithms.mixtures import ALONE
 from forkmerge.algorithms.run_record import Run
 from forkmerge.analysis.heldout import confidence_discrepancy, heldout_loss, reads_heldout
-from forkmerge.analysis.result_base import Result
 from forkmerge.engine.executors.executor import Tell
 from forkmerge.engine.executors.parallel_calls import Failure, run_calls, using_threads
 from forkmerge.engine.merging.searches import Search, fitting
+from forkmerge.engine.storage.records import Record
 from forkmerge.engine.training.optimizers import SchedulerOf
 from forkmerge.engine.training.options import Mixture
 from forkmerge.errors import ProblemError, unknown_name
@@ -127,7 +127,7 @@ class TransferRun:
 
 
 @dataclass(frozen=True)
-class TransferRunResult(Result):
+class TransferRunResult(Record):
     """What a lesson gave.
 
     Args:

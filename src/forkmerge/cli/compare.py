@@ -6,7 +6,7 @@ import shlex
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +70,7 @@ class CompareCommand:
         with stdout_for_json(self.as_json):
             comparison, workers = self._plan()
             cost = estimate_comparison(comparison, workers)
-        print_json(asdict(cost)) if self.as_json else show_tables([cost_table(cost)])
+        print_json(cost) if self.as_json else show_tables([cost_table(cost)])
 
     def run(self) -> None:
         """Compare, and print the tables."""

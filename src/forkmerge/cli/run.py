@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ def show_run_cost(problem: str, overrides: Mapping[str, Any], *, workers: int | 
     """Say what a run would do and cost."""
     with stdout_for_json(as_json):
         cost = estimate_run(load_recipe(problem, overrides), workers=workers)
-    print_json(asdict(cost)) if as_json else show_cost(stdout(), cost)
+    print_json(cost) if as_json else show_cost(stdout(), cost)
 
 
 def start_run(

@@ -9,11 +9,9 @@ OUT/comparison.md, .csv, .tex, .json  the tables
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -21,8 +19,8 @@ from typing import Any
 
 from forkmerge.algorithms.composed import comparable_scores
 from forkmerge.engine.executors.parallel_calls import Failure, run_calls
-from forkmerge.engine.storage.json_codec import encode, plain
-from forkmerge.engine.storage.lock import take_lock
+from forkmerge.engine.storage.json_codec import as_read
+from forkmerge.engine.storage.lock import locked_folder
 from forkmerge.errors import ConfigError, StoreError, unknown_name
 from forkmerge.experiments.compare_options import CompareOptions, options_from
 from forkmerge.experiments.compared_methods import (
@@ -181,7 +179,7 @@ def run_comparison(
         watch: Called with every event, e.g. to draw progress.
     """
     folder = Path(out)
-    with _locked(folder):
+    with locked_folder(folder, PLAN):
         recipe = pretrained(comparison.recipe, watch)
         comparison = replace(comparison, recipe=recipe)
         _note_plan(comparison, folder, watch)
@@ -193,22 +191,10 @@ def run_comparison(
         _run_all([trial for trial in trials if trial.record.error is None], folder, workers, watch)
 
 
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    if folder.exists() and not (folder / PLAN).exists() and set(os.listdir(folder)) - {"lock", f".tmp-{PLAN}"}:
-        raise StoreError(f"{folder} holds something else: choose another folder with --out.")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StoreError(f"cannot make the folder {folder}: {error.strerror}. Choose another one.") from None
-    with take_lock(folder):
-        yield
-
-
 def _note_plan(comparison: Comparison, folder: Path, watch: Watch) -> None:
     """Write the plan, added to what the folder already compares; a different problem or setting is refused."""
     old = read_plan(folder)
-    new: dict[str, Any] = json.loads(encode(plain(comparison.to_json())))  # as it will be read back
+    new: dict[str, Any] = as_read(comparison.to_json())
     if old is not None:
         for key in _FIXED:
             if old[key] != new[key]:

@@ -9,14 +9,13 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from forkmerge.engine.storage.atomic_files import explained, read_versioned, write_atomically
-from forkmerge.engine.storage.json_codec import plain
 from forkmerge.errors import StoreError
-from forkmerge.experiments.run_results import FORMAT, RunResult, read_plan, read_run_results, run_result_from
+from forkmerge.experiments.run_results import FORMAT, RunResult, read_plan, read_run_results
 
 _PATH = re.compile(r"(?<![\w.:/\\])(?:~|[A-Za-z]:)?[/\\][\w.+@~-]+(?:[/\\][\w.+@~-]+)+[/\\]?")
 _DIGITS = 5  # of the times of phases, and of scores inside a run
@@ -87,7 +86,7 @@ def _record(outcome: RunResult) -> dict[str, Any]:
         rounds=_rounded(outcome.rounds),
         relevance=_rounded(outcome.relevance),
     )
-    data = dict(plain(asdict(short)))  # type: ignore[arg-type]  # a dataclass becomes a dict
+    data = short.to_json()
     always = ("method", "label", "target", "seed", "kind")
     return _clean(  # type: ignore[no-any-return]
         {
@@ -122,6 +121,7 @@ def _read_file(path: Path) -> tuple[dict[str, Any], list[RunResult]]:
     what = "a file of records"
     data = read_versioned(path, FORMAT, ["plan", "outcomes"], what)
     try:
-        return dict(data["plan"]), [run_result_from({"setting": {}, "folder": "", **each}) for each in data["outcomes"]]
-    except (ValueError, TypeError, KeyError) as error:
+        results = [RunResult.from_json({"setting": {}, "folder": "", **each}) for each in data["outcomes"]]
+        return dict(data["plan"]), results
+    except (ValueError, TypeError, KeyError, StoreError) as error:
         raise StoreError(f"{path} is not {what}: {error!r}.") from None

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from forkmerge.algorithms.table_data import show_metrics
-from forkmerge.engine.storage.atomic_files import explained, read_versioned, write_atomically
-from forkmerge.engine.storage.json_codec import encode, plain
+from forkmerge.engine.storage.atomic_files import TEMPORARY, read_versioned, write_versioned
+from forkmerge.engine.storage.records import Record
 
 FORMAT = 1
 PLAN = "plan.json"
 
 
 @dataclass(frozen=True)
-class RunResult:
+class RunResult(Record):
     """One run of a comparison.
 
     Args:
@@ -44,6 +44,8 @@ class RunResult:
         error: Why there is no result, if there is none.
         details: The traceback behind it.
     """
+
+    not_finite: ClassVar[float | None] = None
 
     method: str
     label: str
@@ -97,9 +99,7 @@ class RunResult:
 
     def write(self, out: Path) -> None:
         """Write the record into a comparison's folder."""
-        path = out / self.file
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, encode({"format": FORMAT, "outcome": plain(asdict(self))}, 2))
+        write_versioned(out / self.file, FORMAT, {"outcome": self})
 
 
 def read_run_result(out: Path, file: str) -> RunResult | None:
@@ -107,27 +107,20 @@ def read_run_result(out: Path, file: str) -> RunResult | None:
     path = out / file
     if not path.is_file():
         return None
-    return run_result_from(_read(path, "outcome"))
-
-
-def run_result_from(data: Mapping[str, Any]) -> RunResult:
-    """Return a record from its plain form; one written before a field existed has its default."""
-    known = {item.name for item in fields(RunResult)}
-    return RunResult(**{key: value for key, value in data.items() if key in known})
+    return RunResult.from_json(_read(path, "outcome"))
 
 
 def read_run_results(out: str | os.PathLike[str]) -> list[RunResult]:
     """Return all records of a comparison, by file name."""
     folder = Path(out)
-    found = (read_run_result(folder, str(path.relative_to(folder))) for path in sorted(folder.glob("*/*.json")))
-    return [outcome for outcome in found if outcome is not None]
+    files = [path for path in sorted(folder.glob("*/*.json")) if not path.name.startswith(TEMPORARY)]
+    results = (read_run_result(folder, str(path.relative_to(folder))) for path in files)
+    return [result for result in results if result is not None]
 
 
 def write_plan(out: Path, plan: Mapping[str, Any]) -> None:
     """Write what a folder compares."""
-    with explained(f"make the folder {out}"):
-        out.mkdir(parents=True, exist_ok=True)
-    write_atomically(out / PLAN, encode({"format": FORMAT, "plan": plain(plan)}, 2))
+    write_versioned(out / PLAN, FORMAT, {"plan": plan})
 
 
 def read_plan(out: str | os.PathLike[str]) -> dict[str, Any] | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +45,7 @@ def write_tables(out: str | os.PathLike[str]) -> dict[str, Any]:
     plan, outcomes = read_comparison(out)
     summary, folder = summarise(outcomes, plan), Path(out)
     tables = tables_of(summary)
-    data: dict[str, Any] = {**asdict(summary), "plan": plan, "files": []}
+    data: dict[str, Any] = {**vars(summary), "plan": plan, "files": []}
     if folder.is_file():
         return data
     data["files"] = [str(folder / name) for name in FILES]

@@ -14,9 +14,9 @@ from typing import Any
 from forkmerge.algorithms.table_data import Cell, Column, Table
 from forkmerge.analysis import merge_results as merges
 from forkmerge.analysis import results as transfer
-from forkmerge.analysis.result_base import Result
 from forkmerge.engine.storage.atomic_files import explained, write_atomically
 from forkmerge.engine.storage.json_codec import encode, plain
+from forkmerge.engine.storage.records import Record
 from forkmerge.errors import ConfigError, StoreError, check_name, unknown_name
 from forkmerge.report import merge_figures, transfer_figures
 from forkmerge.report.figure import Figure
@@ -26,7 +26,7 @@ Show = Callable[[Mapping[str, Any]], Figure | Table]
 """From results of one kind, by the names they were kept under, to what shows them."""
 
 
-def save_result(folder: str | os.PathLike[str], name: str, result: Result) -> Path:
+def save_result(folder: str | os.PathLike[str], name: str, result: Record) -> Path:
     """Keep a result with a run, a comparison or a diagnosis; its page will show it.
 
     Args:
@@ -41,7 +41,7 @@ def save_result(folder: str | os.PathLike[str], name: str, result: Result) -> Pa
     with explained(f"make the folder {place}"):
         place.mkdir(parents=True, exist_ok=True)
     path = place / f"{check_name('result', name)}.json"
-    write_atomically(path, encode(plain({"kind": kind, "result": result.to_json()}), 2))
+    write_atomically(path, encode(plain({"kind": kind, "result": result}), 2))
     return path
 
 
@@ -128,7 +128,7 @@ def _shares(coefficients: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {value:.2f}" for name, value in coefficients.items() if value) or "none"
 
 
-_KINDS: tuple[tuple[type[Result], Show], ...] = (
+_KINDS: tuple[tuple[type[Record], Show], ...] = (
     (transfer.TransferCurve, _listed(transfer_figures.gain_curve)),
     (transfer.TransferMatrix, _listed(transfer_figures.gain_matrix)),
     (transfer.GradientSimilarity, _listed(transfer_figures.cosine_distribution)),

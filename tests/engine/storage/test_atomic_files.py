@@ -259,3 +259,12 @@ def test_a_versioned_file_holds_what_is_asked_for_or_says_what_it_is_not(tmp_pat
     path.unlink()
     with pytest.raises(StoreError, match=rf"^cannot read {path}: No such file or directory\.$"):
         atomic_files.read_versioned(path, 3, [], "a plan")
+
+
+def test_a_versioned_file_begins_with_its_version_and_makes_its_folder(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "plan.json"
+    atomic_files.write_versioned(path, 3, {"a": (1, float("nan")), "b": {2: "x"}})
+    assert path.read_bytes().startswith(b'{\n  "format": 3,\n')
+    assert atomic_files.read_versioned(path, 3, ["a"], "a plan") == {"format": 3, "a": [1, None], "b": {"2": "x"}}
+    with pytest.raises(StoreError, match="cannot make the folder"):
+        atomic_files.write_versioned(path / "inside" / "plan.json", 3, {})

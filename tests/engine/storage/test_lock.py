@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from forkmerge.engine.storage import lock
-from forkmerge.engine.storage.lock import take_lock, try_lock
+from forkmerge.engine.storage.atomic_files import TEMPORARY
+from forkmerge.engine.storage.lock import locked_folder, take_lock, try_lock
 from forkmerge.engine.storage.run_folder import RunFolder, status
 from forkmerge.errors import StoreError
 from run_folders import lines
@@ -122,3 +123,19 @@ def test_a_lock_held_for_an_instant_is_waited_for_and_a_longer_one_refused(
             assert not try_lock(other, "LOCK_SH")
         assert mine.closed
         assert len(waits) == 3
+
+
+def test_a_folder_is_made_and_locked_and_one_of_something_else_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "folder"
+    with locked_folder(folder, "plan.json"), pytest.raises(StoreError, match="already running"):
+        take_lock(folder)
+    (folder / f"{TEMPORARY}plan.json").write_text("{")
+    with locked_folder(folder, "plan.json"):  # what a kill leaves is nothing
+        (folder / "notes.txt").write_text("mine")
+    with pytest.raises(StoreError, match="holds something else"), locked_folder(folder, "plan.json"):
+        pass
+    (folder / "plan.json").write_text("{}")
+    with locked_folder(folder, "plan.json"):
+        pass
+    with pytest.raises(StoreError, match="cannot make the folder"), locked_folder(folder / "notes.txt", "plan.json"):
+        pass

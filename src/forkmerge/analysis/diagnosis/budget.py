@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 
 from forkmerge.algorithms import Algorithm
 from forkmerge.analysis.advice import ProbeSettings
-from forkmerge.analysis.result_base import Result
 from forkmerge.analysis.transfer import WEIGHTS
 from forkmerge.analysis.transfer_runs import Recipes, equal_weights, single_task
 from forkmerge.engine.executors.parallel_calls import using_threads
+from forkmerge.engine.storage.records import Record
 from forkmerge.errors import ConfigError
 from forkmerge.experiments.cost_of_run import RunCost, estimate_run
 from forkmerge.experiments.units import show_seconds
@@ -56,7 +56,7 @@ then more λ."""
 
 
 @dataclass(frozen=True)
-class PieceTimes(Result):
+class PieceTimes(Record):
     """What training takes, in seconds of one thread.
 
     Args:
@@ -73,7 +73,7 @@ class PieceTimes(Result):
 
 
 @dataclass(frozen=True)
-class DiagnosisPlan(Result):
+class DiagnosisPlan(Record):
     """What a diagnosis does.
 
     Args:

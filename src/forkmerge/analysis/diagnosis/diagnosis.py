@@ -7,11 +7,9 @@ OUT/diagnosis.json        the result
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -36,9 +34,9 @@ from forkmerge.analysis.studies import curve_of, shift_of
 from forkmerge.analysis.transfer_runs import SeededSource, TransferRunResult
 from forkmerge.engine.executors.devices import check_devices
 from forkmerge.engine.executors.parallel_calls import Failure, run_calls
-from forkmerge.engine.storage.atomic_files import explained, read_versioned, write_atomically
-from forkmerge.engine.storage.json_codec import encode, plain
-from forkmerge.engine.storage.lock import take_lock
+from forkmerge.engine.storage.atomic_files import read_versioned, write_versioned
+from forkmerge.engine.storage.json_codec import as_read
+from forkmerge.engine.storage.lock import locked_folder
 from forkmerge.errors import ConfigError, ProblemError, StoreError
 from forkmerge.experiments.events import Watch, unwatched
 from forkmerge.experiments.pretraining import pretrained
@@ -74,7 +72,7 @@ def diagnose(
     if not recipe.problem.auxiliaries:
         raise ConfigError(f"the problem has one task only, {recipe.problem.target!r}: there is nothing to diagnose.")
     folder, recipes = Path(out), SeededSource(dict(recipe.source), recipe.problem.target)
-    with _locked(folder):
+    with locked_folder(folder, PLAN):
         _check_folder(recipe, folder, watch)
         if not (folder / PLAN).is_file():
             pretrained(recipe, watch)  # once, before several processes want the weights
@@ -84,7 +82,7 @@ def diagnose(
         pieces = [Piece(recipes, plan, recipes.target, *key) for key in longest_first(works)]
         found, notes = _do_all(pieces, [works[piece.key] for piece in pieces], folder, workers, watch)
         result = conclude(recipe, plan, found, notes=notes, command=command)
-        write_atomically(folder / RESULT, encode({"format": FORMAT, "diagnosis": plain(result.to_json())}, 2))
+        write_versioned(folder / RESULT, FORMAT, {"diagnosis": result})
     return result
 
 
@@ -127,7 +125,7 @@ def conclude(
         command=command,
         notes=(*remarks, *notes, *pictures.notes),
         pictures=pictures,
-        settings=_as_read(recipe.source["settings"]),
+        settings=as_read(recipe.source["settings"]),
         environment=environment(1, next(iter(check_devices(recipe.options.get("devices"))), torch.device("cpu"))),
     )
 
@@ -162,12 +160,7 @@ def _findings(
 
 
 def _about(recipe: Recipe) -> dict[str, Any]:
-    return {"settings": _as_read(recipe.source["settings"]), "target": recipe.problem.target}
-
-
-def _as_read(data: Any) -> Any:
-    """Return data as it will be read back."""
-    return json.loads(encode(plain(data)))
+    return {"settings": as_read(recipe.source["settings"]), "target": recipe.problem.target}
 
 
 def _check_folder(recipe: Recipe, folder: Path, watch: Watch) -> None:
@@ -186,7 +179,7 @@ def _planned(
 ) -> tuple[DiagnosisPlan, PieceTimes]:
     """Return the plan of a folder, or make one from timed steps; a larger budget than before makes a larger plan."""
     path, kept = folder / PLAN, None
-    content = {"format": FORMAT, "kind": "diagnosis", "about": _about(recipe), "code": recipe.source.get("code")}
+    content = {"kind": "diagnosis", "about": _about(recipe), "code": recipe.source.get("code")}
     if path.is_file():
         content = _read(path)
         kept, costs = DiagnosisPlan.from_json(content["plan"]), PieceTimes.from_json(content["costs"])
@@ -201,8 +194,7 @@ def _planned(
         is_more = _work(plan, costs) > _work(kept, costs)
         say(f"continuing {folder}: the larger budget {'extends its plan' if is_more else 'buys nothing more'}")
         plan = plan if is_more else kept
-    content |= {"budget": budget, "plan": plan.to_json(), "costs": costs.to_json()}
-    write_atomically(path, encode(plain(content), 2))
+    write_versioned(path, FORMAT, {**content, "budget": budget, "plan": plan, "costs": costs})
     return plan, costs
 
 
@@ -245,16 +237,6 @@ def _do_all(
             f"{len(failures)} of the runs failed, the first: {failures[0]}. The same command tries again."
         )
     return done, notes
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    if folder.exists() and not (folder / PLAN).exists() and set(os.listdir(folder)) - {"lock", f".tmp-{PLAN}"}:
-        raise StoreError(f"{folder} holds something else: choose another folder with --out.")
-    with explained(f"make the folder {folder}"):
-        folder.mkdir(parents=True, exist_ok=True)
-    with take_lock(folder):
-        yield
 
 
 def _read(path: Path, *keys: str) -> dict[str, Any]:

@@ -21,8 +21,7 @@ from forkmerge.analysis.results import FeatureMap, Pictures
 from forkmerge.analysis.transfer_runs import EVERY, Recipes, TransferRun, fit_transfer_run, forkmerge, halfway, take
 from forkmerge.engine.executors.executor import Tell
 from forkmerge.engine.executors.parallel_calls import describe_error, using_threads
-from forkmerge.engine.storage.atomic_files import read_versioned, write_atomically
-from forkmerge.engine.storage.json_codec import encode, plain
+from forkmerge.engine.storage.atomic_files import read_versioned, write_versioned
 from forkmerge.experiments.comparison_run import safe_name
 from forkmerge.problem.definition import Problem
 from forkmerge.problem.made_auxiliaries import with_l2
@@ -191,10 +190,7 @@ _KINDS: Mapping[str, Callable[[Piece], dict[str, Any]]] = {
 
 def write_piece(folder: Path, piece: Piece, result: Mapping[str, Any]) -> None:
     """Write down what a piece found."""
-    path = folder / piece.file
-    path.parent.mkdir(parents=True, exist_ok=True)
-    content = {"format": FORMAT, "kind": piece.kind, "about": piece.about, "result": result}
-    write_atomically(path, encode(plain(content), 2))
+    write_versioned(folder / piece.file, FORMAT, {"kind": piece.kind, "about": piece.about, "result": result})
 
 
 def read_piece(folder: Path, piece: Piece) -> dict[str, Any] | None:

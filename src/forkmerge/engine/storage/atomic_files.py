@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from forkmerge.engine.storage.json_codec import JSON, seal
+from forkmerge.engine.storage.json_codec import JSON, encode, plain, seal
 from forkmerge.errors import StoreError
 
 _DTYPES = {
@@ -225,6 +225,13 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 def _reason(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def write_versioned(path: Path, version: int, content: Mapping[str, Any]) -> None:
+    """Write a JSON file that begins with its format's version, and make its folder."""
+    with explained(f"make the folder {path.parent}"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, encode(plain({"format": version, **content}), 2))
 
 
 def read_versioned(path: Path, version: int, keys: Iterable[str], what: str, remedy: str = "") -> dict[str, Any]:

@@ -12,6 +12,7 @@ import math
 import struct
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -66,7 +67,8 @@ def unpack(data: Any, tensors: Mapping[str, Tensor]) -> Any:
 def plain(value: Any, path: str = "") -> JSON:
     """Strict JSON for people and other programs: what `record.jsonl` and `result.json` hold.
 
-    Numbers that are not finite become null, tuples lists, integer keys strings, numpy scalars Python numbers.
+    Numbers that are not finite become null, tuples lists, dataclasses dicts, integer keys strings, numpy scalars
+    Python numbers.
     """
     if isinstance(value, np.generic):
         value = value.item()
@@ -76,6 +78,8 @@ def plain(value: Any, path: str = "") -> JSON:
         return value
     if isinstance(value, (list, tuple)):
         return [plain(item, f"{path}[{i}]") for i, item in enumerate(value)]
+    if is_dataclass(value) and not isinstance(value, type):
+        value = {item.name: getattr(value, item.name) for item in fields(value)}
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, (str, int)):
@@ -87,6 +91,11 @@ def plain(value: Any, path: str = "") -> JSON:
 def encode(data: JSON, indent: int | None = None) -> bytes:
     """Encode `data` as strict JSON, on one line unless `indent` is given."""
     return json.dumps(data, allow_nan=False, indent=indent, separators=(",", ": ")).encode() + b"\n"
+
+
+def as_read(data: Any) -> Any:
+    """Return data as it will be read back from JSON."""
+    return json.loads(encode(plain(data)))
 
 
 def seal(data: dict[str, JSON]) -> bytes:

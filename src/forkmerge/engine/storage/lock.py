@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from forkmerge.engine.storage.atomic_files import TEMPORARY, explained
 from forkmerge.errors import StoreError
 
 try:
@@ -33,3 +37,15 @@ def take_lock(run: Path) -> BinaryIO:
         time.sleep(0.01)
     file.close()
     raise StoreError(f"{run} is already running in another process: wait for it or stop it.")
+
+
+@contextmanager
+def locked_folder(folder: Path, marker: str) -> Iterator[None]:
+    """Hold the lock of a new folder, or of one that holds the file `marker`; one of something else is refused."""
+    leftovers = {"lock", f"{TEMPORARY}{marker}"}  # of a kill while it was made
+    with explained(f"make the folder {folder}"):
+        folder.mkdir(parents=True, exist_ok=True)
+        if not (folder / marker).exists() and set(os.listdir(folder)) - leftovers:
+            raise StoreError(f"{folder} holds something else: choose another folder with --out.")
+    with take_lock(folder):
+        yield
