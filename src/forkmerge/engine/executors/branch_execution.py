@@ -19,7 +19,6 @@ from forkmerge.engine.training.model_binding import ModelBinding
 from forkmerge.engine.training.release_memory import thrifty
 from forkmerge.engine.training.state import State
 from forkmerge.errors import ProblemError
-from forkmerge.problem.definition import Problem
 from forkmerge.problem.exact_sum import add_exactly, rounded
 
 _FIRST_SHARE = 16  # the first 1/16 of the first round shows what a step of every branch takes
@@ -62,22 +61,16 @@ class BranchExecution:
     Args:
         executor: Where, started with workers of this job.
         here: This process's own worker, for merges.
+
+    Attributes:
+        workers: How many branches are trained, or candidates measured, at the same time.
     """
 
     def __init__(self, executor: Executor, here: BranchWorker) -> None:
-        self.executor, self.job, self.binding = executor, here.job, here.binding
-        self._here = here
+        self.executor, self.workers = executor, executor.workers
+        self.job, self.binding, self.problem = here.job, here.binding, here.problem
         # Over all steps of a branch, because single segments are noisy on a busy machine.
         self._spent: dict[tuple[str, str], tuple[float, int]] = {}  # seconds, steps
-
-    @property
-    def workers(self) -> int:
-        """How many branches are trained, or candidates measured, at the same time."""
-        return self.executor.workers
-
-    def problem(self, phase: str) -> Problem:
-        """The problem of a phase, built once."""
-        return self._here.problem(phase)
 
     def train(self, segments: Sequence[Segment], states: Sequence[State]) -> Iterator[BranchResult]:
         """Train every branch for its segment, changing its state; results come in the order of the branches."""

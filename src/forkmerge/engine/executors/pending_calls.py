@@ -35,6 +35,8 @@ class PendingCall:
         note: Called with what it tells.
         handle: The last attempt, whose state can be fetched.
         attempts: How many there were.
+        data: What it gave, until somebody asks for the result, or
+        error: why it gave nothing.
     """
 
     payload: Any
@@ -43,8 +45,8 @@ class PendingCall:
     note: Tell
     handle: Handle = field(init=False)
     attempts: int = 1
-    _data: Any = None
-    _error: Exception | None = None
+    data: Any = None
+    error: Exception | None = None
 
     def result(self) -> Any:
         """Return the data of a call that has ended.
@@ -53,15 +55,10 @@ class PendingCall:
             CallLost: It was given up.
             WorkerError: It raised in its worker.
         """
-        data, error, self._data, self._error = self._data, self._error, None, None
+        data, error, self.data, self.error = self.data, self.error, None, None
         if error is not None:
             raise error
         return data
-
-    def end(self, data: Any = None, error: Exception | None = None) -> PendingCall:
-        """Take in how it ended."""
-        self._data, self._error = data, error
-        return self
 
 
 class PendingCalls:
@@ -99,13 +96,13 @@ class PendingCalls:
             handle = self.executor.first_done([call.handle for call in self._pending])
             call = next(call for call in self._pending if call.handle is handle)
             try:
-                call.end(self.executor.result(handle))
+                call.data = self.executor.result(handle)
             except WorkerLost as lost:
                 if self._make_again(call, lost.handle):
                     continue
-                call.end(error=CallLost(call.name, lost.reason))
+                call.error = CallLost(call.name, lost.reason)
             except WorkerError as error:
-                call.end(error=error)
+                call.error = error
             self._pending.remove(call)
             return call
 

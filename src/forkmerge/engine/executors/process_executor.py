@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary, finalize
 
@@ -12,7 +13,7 @@ from forkmerge.engine.executors.serial import SerialExecutor
 from forkmerge.engine.executors.shared_memory import Memory
 from forkmerge.engine.executors.shared_rows import Address, Rows, SharedRows, WorkerRows
 from forkmerge.engine.executors.state_bytes import Wire, from_wire, rest_to_wire, rows_of, take_rest, with_rows
-from forkmerge.engine.executors.worker_team import Event, Handler, Team, Worker
+from forkmerge.engine.executors.worker_team import Event, Team, Worker
 from forkmerge.engine.training.state import State
 
 
@@ -38,7 +39,7 @@ class _Message:
     gone: list[str]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class _ProcessHandle(Handle):
     """A state in shared memory, or a call and the state that it ends with.
 
@@ -99,7 +100,7 @@ class ProcessExecutor(Executor):
 
     def start(self, make: Callable[[int], Call]) -> None:
         """Send every process the function that makes its calls."""
-        self.team.start(_MakeHandler(make))
+        self.team.start(partial(_CallHandler, make))
 
     def put(self, state: State) -> Handle:
         """Return a handle of a state whose rows are in shared memory from now on."""
@@ -208,22 +209,11 @@ def _rest_of(handle: _ProcessHandle) -> Wire:
     return handle.rest
 
 
-@dataclass(frozen=True)
-class _MakeHandler:
-    """Makes what does the calls of a worker process."""
-
-    make: Callable[[int], Call]
-
-    def __call__(self, index: int) -> Handler:
-        """Return it."""
-        return _CallHandler(self.make(index))
-
-
 class _CallHandler:
     """One worker process: finds states in shared memory, and leaves them there."""
 
-    def __init__(self, call: Call) -> None:
-        self.call, self.rows = call, WorkerRows()
+    def __init__(self, make: Callable[[int], Call], index: int) -> None:
+        self.call, self.rows = make(index), WorkerRows()
 
     def __call__(self, message: _Message, memories: list[Memory], tell: Tell) -> tuple[Any, list[Memory]]:
         """Do a call; return its data, its state without the rows, where these are, and memory made for them."""

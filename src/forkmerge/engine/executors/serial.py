@@ -12,7 +12,7 @@ from forkmerge.engine.executors.executor import Answer, Call, Executor, Handle, 
 from forkmerge.engine.training.state import State
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class _SerialHandle(Handle):
     """A state, or a call that is done when it is asked for."""
 
