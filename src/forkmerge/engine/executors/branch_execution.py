@@ -105,6 +105,7 @@ class BranchExecution:
         reads_here = not self.job.training.loader_workers  # whose processes would start anew for every part
         if is_new and len(branches) > self.workers and shortest >= _FIRST_SHARE and reads_here:
             yield [Part(index, branch.left // _FIRST_SHARE, 0.0) for index, branch in enumerate(branches)]
+        # Where segments are cut depends on the clock, and no bit on where: a segment in parts is the segment.
         pace = {key: seconds / steps for key, (seconds, steps) in self._spent.items()}
         usual = max(pace.values(), default=1.0)
         costs = [pace.get(branch.key, usual) for branch in branches]

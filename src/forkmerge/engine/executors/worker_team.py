@@ -100,6 +100,9 @@ class Worker:
 class Team:
     """Worker processes that live as long as the team; starting them takes seconds, in which others may be busy.
 
+    Our own, not those of `concurrent.futures`: that pool gives up as a whole when one process dies, says nothing of one
+    that never starts, and cannot hand over memory. Once a process is up it may take as long as it likes to begin.
+
     Args:
         count: How many processes.
     """
