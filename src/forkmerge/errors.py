@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from importlib.util import find_spec
 from typing import TypeGuard
 
 
@@ -47,6 +48,19 @@ def check_count(name: str, value: object, *, error: type[ForkMergeError] = Probl
     if not is_count(value):
         raise error(f"{name} must be a positive integer, got {value!r}.")
     return value
+
+
+def check_packages(user: str, extra: str, modules: Mapping[str, str]) -> None:
+    """Raise one error that names every missing package and what to type.
+
+    Args:
+        user: What needs them.
+        extra: The extra of this package that installs them.
+        modules: By the name of a package, the module it brings.
+    """
+    missing = [package for package, module in modules.items() if find_spec(module) is None]
+    if missing:
+        raise ProblemError(f"{user} needs {' and '.join(missing)}: type pip install 'forkmerge[{extra}]'.")
 
 
 def check_name(kind: str, name: object) -> str:

@@ -77,4 +77,5 @@ def test_the_demo_is_given_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("forkmerge.cli.demo.run_demo", run_demo)
     invoke("demo", "--seeds", "2", "--workers", "1", "--out", "d", "--json", code=3)
-    assert passed == {"seeds": 2, "workers": 1, "out": Path("d"), "as_json": True}
+    typed = "demo --seeds 2 --workers 1 --out d --json"
+    assert passed == {"seeds": 2, "workers": 1, "out": Path("d"), "as_json": True, "typed": typed}

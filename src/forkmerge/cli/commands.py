@@ -74,6 +74,7 @@ def _options(
 
 @app.command()
 def demo(
+    ctx: typer.Context,
     seeds: Annotated[int, typer.Option(min=1, help="Repetitions of every method.")] = 10,
     workers: Annotated[int, typer.Option(min=1, help="Processes.")] = 2,
     out: Annotated[Path | None, typer.Option(help="Folder for figure and results.")] = None,
@@ -82,7 +83,7 @@ def demo(
     """Compare ForkMerge with other training, on real data, offline."""
     from forkmerge.cli.demo import run_demo
 
-    raise typer.Exit(run_demo(seeds=seeds, workers=workers, out=out, as_json=as_json))
+    raise typer.Exit(run_demo(seeds=seeds, workers=workers, out=out, as_json=as_json, typed=_typed(ctx)))
 
 
 @app.command()

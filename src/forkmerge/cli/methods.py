@@ -40,7 +40,7 @@ def list_methods(*, as_json: bool, markdown: bool) -> None:
     if markdown:
         typer.echo(to_markdown([runs, combined]), nl=False)
     else:
-        show_tables([runs, combined])
+        show_tables(stdout(), [runs, combined])
 
 
 def show_method(name: str) -> None:

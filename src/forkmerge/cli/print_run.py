@@ -12,10 +12,10 @@ from rich.table import Table
 from forkmerge.algorithms.run_record import Round, Run, rounds_table
 from forkmerge.algorithms.saved_run import SavedRun
 from forkmerge.algorithms.table_data import show_metrics
+from forkmerge.cli.print_tables import show_table
 from forkmerge.cli.terminal import say
 from forkmerge.experiments.cost_of_run import BranchCost, RunCost
 from forkmerge.experiments.units import show_bytes, show_seconds
-from forkmerge.report.table import to_rich
 
 _MEANINGS = {
     "loss": "a task weight multiplies the task's loss",
@@ -45,7 +45,7 @@ def show_rounds(console: Console, rounds: Sequence[Round]) -> None:
     """Print the coefficients of every searched round, where there were several branches; a refit repeats them."""
     if any(len(r.branches) > 1 for r in rounds):
         say(console, "")
-        console.print(to_rich(rounds_table(rounds, with_branch_scores=True)))
+        show_table(console, rounds_table(rounds, with_branch_scores=True))
         say(console, "")
 
 

