@@ -10,6 +10,7 @@ import forkmerge as fm
 from compare_problem import recipe
 from forkmerge.experiments.compared_methods import compared_method_from, compared_methods_from, takes, with_setting
 from forkmerge.experiments.comparison import plan_comparison
+from forkmerge.experiments.cost_of_run import branch_count
 
 
 def test_the_recipes_own_options_are_what_methods_have_in_common():
@@ -98,6 +99,14 @@ def test_words_with_options_set_them_and_are_rows_of_their_own():
 def test_bad_options_are_refused_when_the_comparison_is_planned(text, message):
     with pytest.raises(fm.ForkMergeError, match=message):
         plan_comparison("compare_problem:recipe", methods=text)
+
+
+@pytest.mark.parametrize("word", ["stl-best:3", "posttrain-best:3", "stl-average:3"])
+def test_runs_that_take_the_place_of_branches_count_as_such(word):
+    method = compared_method_from(word)
+    assert method.count == 3
+    assert branch_count(method.algorithm(recipe(), refit=False), recipe().problem) == 3
+    assert branch_count(method.algorithm(recipe(), refit=True), recipe().problem) == 3
 
 
 def test_what_a_word_fixes_is_not_tuned():

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import forkmerge as fm
+from forkmerge.algorithms.equal_compute import AveragedSingleTask, BestOf
 from forkmerge.cli.print_run import show_cost
 from forkmerge.engine.storage.run_folder import CHECKPOINTS_KEPT
-from forkmerge.experiments.cost_of_run import RunCost, estimate_run
+from forkmerge.experiments.cost_of_run import RunCost, branch_count, count_steps, estimate_run
 from problems import (
     ADAM,
     SGD,
@@ -278,3 +279,38 @@ def test_an_algorithm_made_of_several_runs_is_planned_as_a_whole(algorithm: fm.A
     steps, _ = count_work(made, examiner)
     assert plan.branch_steps["total"] == steps
     assert plan.disk["total"] >= one.disk["total"] * steps / 10
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "branches"),
+    [
+        (fm.SingleTask(), 1),
+        (fm.Joint(), 1),
+        (fm.ForkMerge(), 2),
+        (fm.ForkMerge("per_auxiliary"), 3),
+        (fm.ForkMerge(fm.NestedTopK(probe_steps=3, sizes=(1,))), 2),
+        (BestOf(fm.SingleTask(), 4), 4),
+        (BestOf(fm.PostTrain(), 3), 3),
+        (BestOf(fm.ForkMerge("per_auxiliary"), 2), 2),
+        (AveragedSingleTask(5), 5),
+    ],
+)
+def test_branches_are_counted_and_so_are_the_runs_that_take_their_place(algorithm: fm.Algorithm, branches: int) -> None:
+    assert branch_count(algorithm, shared_problem()) == branches
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "steps"),
+    [
+        (fm.SingleTask(), 10),
+        (fm.SingleTask(refit=True), 10),
+        (fm.SingleTask(select="best", refit=True), 20),
+        (fm.ForkMerge("per_auxiliary", floor=True), 40),
+        (fm.ForkMerge(fm.NestedTopK(probe_steps=3, sizes=(1,))), 2 * 3 + 20),
+        (BestOf(fm.SingleTask(), 4), 40),
+        (BestOf(fm.SingleTask(refit=True), 4), 50),
+        (AveragedSingleTask(3), 30),
+    ],
+)
+def test_steps_are_counted_without_training(algorithm: fm.Algorithm, steps: int) -> None:
+    assert count_steps(algorithm, shared_problem(), 10) == steps

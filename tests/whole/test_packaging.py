@@ -38,11 +38,13 @@ def test_importing_the_package_loads_no_heavy_library():
     assert not HEAVY & set(loaded.split())
 
 
-def test_what_images_install_serves_the_code():
+def test_an_extra_installs_only_what_the_code_reads():
     text = "".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
-    modules = {"pillow": "PIL"}
-    for name in PYPROJECT["project"]["optional-dependencies"]["vision"]:
-        assert re.search(rf"\b{modules.get(name, name)}\b", text), name
+    modules = {"pillow": "PIL", "scikit-learn": "sklearn"}
+    extras = PYPROJECT["project"]["optional-dependencies"]
+    for name in {requirement for extra, names in extras.items() if extra != "dev" for requirement in names}:
+        module = modules.get(name, name)
+        assert re.search(rf"^\s*(import|from) {module}\b|\(\"{module}\"\)", text, flags=re.MULTILINE), name
 
 
 def test_the_version_is_the_same_everywhere():

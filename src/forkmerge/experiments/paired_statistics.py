@@ -1,4 +1,4 @@
-"""Pure functions of numbers: Δ_m, paired differences with their intervals, wins and losses."""
+"""Pure functions of numbers: relative changes, paired differences with their intervals, wins and losses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ CONFIDENCE = 0.95
 _EQUAL = 1e-12  # differences below are rounding, and count as ties
 
 Metrics = Mapping[str, float]
-Tasks = Mapping[str, Metrics]
 
 
 @dataclass(frozen=True)
@@ -91,26 +90,6 @@ def relative_change(metrics: Metrics, reference: Metrics, directions: Mapping[st
     return math.fsum(changes) / len(changes) if all(map(math.isfinite, changes)) else math.nan
 
 
-def delta_m(tasks: Tasks, reference: Tasks, directions: Mapping[str, Mapping[str, int]]) -> float:
-    """Return Δ_m: the mean over tasks of the mean over each task's metrics of the signed relative change.
-
-    It is not the mean over all metrics: a task with five metrics counts as much as a task with one.
-
-    Args:
-        tasks: `{task: {metric: value}}` of the method.
-        reference: The same of single-task training.
-        directions: `{task: {metric: ±1}}`.
-
-    References:
-        ForkMerge, section "Definition of Δ_m" of the appendix.
-    """
-    for task in directions:
-        for values in (tasks, reference):
-            if task not in values:
-                raise ProblemError("Δ_m lacks a value: " + unknown_name("task", task, values))
-    return fmean(relative_change(tasks[task], reference[task], signs) for task, signs in directions.items())
-
-
 def compare_paired(
     ours: Mapping[int, float], theirs: Mapping[int, float], confidence: float = CONFIDENCE
 ) -> Paired | None:
@@ -148,6 +127,7 @@ def t_quantile(probability: float, freedom: int) -> float:
         >>> round(t_quantile(0.975, 4), 4)
         2.7764
     """
+    # Bisection of a closed form, which needs no more than `math`: scipy, which has it, is no dependency of ours.
     if freedom < 1 or not 0 < probability < 1:
         raise ProblemError(f"t_quantile takes 0 < probability < 1 and freedom ≥ 1, got {probability}, {freedom}.")
     if probability < 0.5:
