@@ -21,6 +21,10 @@ class ConfigError(ForkMergeError):
     """A recipe file or a command-line value is wrong."""
 
 
+class RunFailed(ForkMergeError):
+    """A run learned nothing: there is no model worth returning."""
+
+
 class StoreError(ForkMergeError):
     """A run folder cannot be created, read or continued."""
 

@@ -12,6 +12,7 @@ from torch.utils.data import TensorDataset
 
 import forkmerge as fm
 from forkmerge.algorithms.checkpoint import Phase, RunState, Selection, Snapshot
+from forkmerge.engine.training.branch import BranchResult
 from forkmerge.engine.training.state import State
 from problems import TASKS, evaluation, examples, fit, shared_losses
 
@@ -51,16 +52,21 @@ def run_state(*, step: int = 4, **changes: Any) -> RunState:
     return RunState(Phase.REFIT, mixtures, branches, merged, **{**fields, **changes})
 
 
+def result(sums: Any, counts: Any, bad_steps: Any = None) -> BranchResult:
+    return BranchResult(State(0, {}), losses={}, sums=sums, counts=counts, seconds=0.0, bad_steps=bad_steps or {})
+
+
 class TestRunState:
     def test_it_comes_back_from_its_value_with_everything(self) -> None:
         before = run_state()
-        before.add_losses("joint", {"aux": [0.25]}, {"aux": 2})
+        before.add_losses("joint", result({"aux": [0.25]}, {"aux": 2}, bad_steps={"aux": 7}))
         after = RunState.from_value(before.to_value())
         assert after.to_value().keys() == before.to_value().keys()
         assert (after.phase, after.step, after.round, after.saves) == (Phase.REFIT, 4, 2, 3)
         assert (after.mixtures, after.rounds, after.notes) == (before.mixtures, before.rounds, before.notes)
         assert (after.selection, after.probes, after.reference) == (before.selection, before.probes, before.reference)
         assert after.mean_losses("joint") == {"aux": 0.125}
+        assert (after.bad_steps, after.first_bad_step) == ({"joint": {"aux": 7}}, 7)
         assert (after.best_score, after.snapshots["joint"].step) == (0.75, 4)
         assert after.initial is after.searched is None
         for one, other in zip(after.states(), before.states(), strict=True):
@@ -77,9 +83,9 @@ class TestRunState:
     def test_losses_are_the_same_however_a_round_is_cut(self) -> None:
         values = [0.1, 1e16, 0.3, -1e16]
         whole, pieces = run_state(), run_state()
-        whole.add_losses("alone", {"tgt": values}, {"tgt": 4})
+        whole.add_losses("alone", result({"tgt": values}, {"tgt": 4}))
         for value in values:
-            pieces.add_losses("alone", {"tgt": [value]}, {"tgt": 1})
+            pieces.add_losses("alone", result({"tgt": [value]}, {"tgt": 1}))
         assert whole.mean_losses("alone") == pieces.mean_losses("alone") == {"tgt": 0.1}
         assert whole.mean_losses("joint") == {}
 
@@ -92,9 +98,10 @@ class TestRunState:
 
     def test_a_new_round_forgets_losses_and_seconds_and_a_note_is_taken_once(self) -> None:
         held = run_state(seconds=2.0)
-        held.add_losses("alone", {"tgt": [1.0]}, {"tgt": 1})
+        held.add_losses("alone", result({"tgt": [1.0]}, {"tgt": 1}, bad_steps={"tgt": 3}))
         held.next_round()
         assert (held.round_start, held.seconds, held.mean_losses("alone")) == (4, 0.0, {})
+        assert (held.bad_steps, held.first_bad_step) == ({}, 3)
         held.note("a note")
         held.note("another")
         assert held.notes == ["a note", "another"]

@@ -18,10 +18,8 @@ from problems import (
     fit,
     minus_loss,
     noisy_net,
-    plain_net,
     predict_target,
     quadratic_run,
-    seeded,
     shared_problem,
     union_problem,
 )
@@ -125,13 +123,9 @@ class TestRefit:
         assert run.score == searched.score
         assert any("refit given up at step 4: branch" in note for note in run.notes)
 
-    def test_a_refit_without_search_that_diverges_at_once_returns_the_start(self) -> None:
-        net = seeded(plain_net)
-        run = fit(fm.SingleTask(refit=True), self.poisoned(), net)
-        assert_same_bits(run, seeded(plain_net))
-        assert run.final == "last good state"
-        assert any("refit given up" in note for note in run.notes)
-        assert repr(run)
+    def test_a_refit_without_search_that_diverges_at_once_fails(self) -> None:
+        with pytest.raises(fm.RunFailed, match="nothing was learned: refit given up at step 3: branch 'alone'"):
+            fit(fm.SingleTask(refit=True), self.poisoned())
 
     @pytest.mark.parametrize("algorithm", [fm.SingleTask(refit=True), fm.Joint({"tgt": 1.0}, refit=True)])
     def test_one_branch_needs_no_search_and_trains_once_on_the_union(self, algorithm: Any) -> None:

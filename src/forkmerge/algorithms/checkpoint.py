@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Any
 
 from forkmerge.algorithms.run_record import Round
+from forkmerge.engine.training.branch import BranchResult
 from forkmerge.engine.training.options import Mixture
 from forkmerge.engine.training.state import State
 from forkmerge.problem.exact_sum import add_exactly, rounded
@@ -62,6 +63,8 @@ class RunState:
         round_start: Step at which the current round forked.
         rounds: Finished rounds.
         losses: Exact sums of the current round's losses, `{branch: {task: [sum over batches, batches]}}`.
+        bad_steps: First step whose loss was not finite, in the current round, `{branch: {task: step}}`.
+        first_bad_step: The first of them in the whole run.
         seconds: Training time of the current round.
         snapshots: Best weights by branch, for checkpoint policies other than "last".
         initial: The state a refit starts from.
@@ -82,6 +85,8 @@ class RunState:
     round_start: int = 0
     rounds: list[Round] = field(default_factory=list)
     losses: dict[str, dict[str, tuple[list[float], int]]] = field(default_factory=dict)
+    bad_steps: dict[str, dict[str, int]] = field(default_factory=dict)
+    first_bad_step: int | None = None
     seconds: float = 0.0
     snapshots: dict[str, Snapshot] = field(default_factory=dict)
     initial: State | None = None
@@ -114,12 +119,16 @@ class RunState:
         if text not in self.notes:
             self.notes.append(text)
 
-    def add_losses(self, branch: str, sums: dict[str, list[float]], counts: dict[str, int]) -> None:
+    def add_losses(self, branch: str, result: BranchResult) -> None:
         """Add a segment's losses, each over as many batches as had one, to the round's."""
         losses = self.losses.setdefault(branch, {})
-        for task, parts in sums.items():
+        for task, parts in result.sums.items():
             before, count = losses.get(task, ([], 0))
-            losses[task] = (add_exactly(before, parts), count + counts[task])
+            losses[task] = (add_exactly(before, parts), count + result.counts[task])
+        if result.bad_steps:
+            self.bad_steps[branch] = {**result.bad_steps, **self.bad_steps.get(branch, {})}
+            steps = [*result.bad_steps.values(), *([] if self.first_bad_step is None else [self.first_bad_step])]
+            self.first_bad_step = min(steps)
 
     def mean_losses(self, branch: str) -> dict[str, float]:
         """The round's mean loss per task."""
@@ -134,7 +143,7 @@ class RunState:
 
     def next_round(self) -> None:
         """Forget what belongs to the current round alone."""
-        self.round_start, self.losses, self.seconds = self.step, {}, 0.0
+        self.round_start, self.losses, self.bad_steps, self.seconds = self.step, {}, {}, 0.0
 
     def to_value(self) -> dict[str, Any]:
         """Return plain nested data for the store; weights that all branches share are written once."""
@@ -155,7 +164,7 @@ class RunState:
     @classmethod
     def from_value(cls, value: dict[str, Any]) -> RunState:
         """Return the progress that `to_value` described; `refork` completes its branches."""
-        data = {name: value[name] for name in _PLAIN}
+        data = {name: value[name] for name in _PLAIN if name in value or name not in _LATER}
         data["phase"] = Phase(value["phase"])
         data["selection"] = Selection(**value["outcome"]) if value["outcome"] else None
         data["mixtures"] = [Mixture(name, weights) for name, weights in value["mixtures"]]
@@ -194,7 +203,10 @@ _PLAIN = (
     "probes",
     "notes",
     "saves",
+    "bad_steps",
+    "first_bad_step",
 )
+_LATER = ("bad_steps", "first_bad_step")  # which checkpoints of earlier versions lack
 
 
 def _selection_value(selection: Selection) -> dict[str, Any]:

@@ -42,6 +42,7 @@ class TrainedRound:
         branches: Their states, which go on from the merge.
         entering: What enters the merge: these states, or the best of each on validation.
         losses: Mean training losses of the round, `{branch: {task: loss}}`.
+        bad_steps: The first step whose loss was not finite, `{branch: {task: step}}`.
         merged: The last merge, whose memory takes candidates and the new one.
         floor: The unmerged target-only run, if there is one.
     """
@@ -54,6 +55,7 @@ class TrainedRound:
     branches: Sequence[State]
     entering: Sequence[State]
     losses: Mapping[str, dict[str, float]]
+    bad_steps: Mapping[str, Mapping[str, int]]
     merged: State
     floor: State | None = None
 
@@ -183,7 +185,7 @@ class EndOfRound:
     def search(self, trained: TrainedRound, search: Search) -> MergedRound:
         """Search the coefficients of a round, and merge with them."""
         validator, states = self.validator, trained.entering
-        faults = find_faulty(trained.names, states, trained.losses if self.losses_tell else None)
+        faults = self.find_faulty(trained)
         blend = self.blender(trained)
         started = time.perf_counter()
         usable = [state for name, state in zip(trained.names, states, strict=True) if name not in faults]
@@ -205,6 +207,11 @@ class EndOfRound:
         self.install(trained, blend, merged.merge)
         merged.seconds = {"rank": rank, "search": searched - started - rank, "merge": time.perf_counter() - merging}
         return merged
+
+    def find_faulty(self, trained: TrainedRound) -> dict[str, str]:
+        """Return why a branch cannot enter the merge, by name."""
+        losses = trained.losses if self.losses_tell else None
+        return find_faulty(trained.names, trained.entering, losses, trained.bad_steps)
 
     def rank(self, states: Sequence[State]) -> None:
         """Let workers measure states that will be scored, all at once; without workers each waits for its turn."""

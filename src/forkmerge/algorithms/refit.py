@@ -12,10 +12,10 @@ from dataclasses import replace
 
 from forkmerge.algorithms.checkpoint import Phase, RunState, Selection, Snapshot
 from forkmerge.algorithms.end_of_round import EndOfRound, MergedRound, TrainedRound
-from forkmerge.algorithms.faulty_branches import find_faulty
 from forkmerge.algorithms.mixtures import ALONE
 from forkmerge.engine.merging.find_merge import Merge
 from forkmerge.engine.training.options import Mixture
+from forkmerge.errors import RunFailed
 
 
 def start_refit(run: RunState, mixtures: list[Mixture], target: str) -> None:
@@ -55,7 +55,7 @@ def replay_merge(run: RunState, trained: TrainedRound, end: EndOfRound) -> tuple
     script = searched[len(run.rounds) - len(searched)] if run.selection.replays else None
     names = trained.names
     coefficients = dict(script.coefficients) if script else {names[0]: 1.0}
-    faults = find_faulty(names, trained.entering, trained.losses if end.losses_tell else None)
+    faults = end.find_faulty(trained)
     for name, reason in faults.items():
         if coefficients.get(name, 0.0) > 0:
             run.note(f"refit given up at step {run.step}: branch {name!r}: {reason}")
@@ -68,12 +68,10 @@ def replay_merge(run: RunState, trained: TrainedRound, end: EndOfRound) -> tuple
 
 
 def give_up(run: RunState) -> None:
-    """End the run with the model that was searched, or with the last good state where nothing was."""
-    assert run.selection is not None
-    if run.searched is not None:
-        run.merged.take_weights(run.searched)
-    else:
-        run.selection = replace(run.selection, final="last good state")
+    """End the run with the model that was searched; where nothing was, nothing was learned."""
+    if run.searched is None:
+        raise RunFailed(f"nothing was learned: {run.notes[-1]}.")
+    run.merged.take_weights(run.searched)
     run.phase = Phase.DONE
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from forkmerge.algorithms.checkpoint import Phase, RunState, Selection, Snapshot
 from forkmerge.algorithms.end_of_round import EndOfRound, MergedRound, TrainedRound, prune, record_of
 from forkmerge.algorithms.floor import FLOOR, floor_segment, prefer_floor
+from forkmerge.algorithms.learned_nothing import check_round, check_run
 from forkmerge.algorithms.mixtures import reference_branch
 from forkmerge.algorithms.refit import finish_refit, give_up, replay_merge, skip_search, start_refit, take_chosen
 from forkmerge.algorithms.run_record import Round
@@ -21,6 +22,7 @@ from forkmerge.engine.storage.run_folder import NoStore, RunFolder
 from forkmerge.engine.training.branch import BranchResult
 from forkmerge.engine.training.release_memory import MappedRows
 from forkmerge.engine.training.state import State
+from forkmerge.errors import RunFailed
 
 Observe = Callable[[Mapping[str, Any]], None]
 
@@ -63,6 +65,13 @@ class Rounds:
 
     def run(self) -> RunState:
         """Run to the end and return the final state, whose `merged` is the model to return."""
+        try:
+            return self._run()
+        except RunFailed as error:
+            self._emit("failed", reason=str(error))
+            raise
+
+    def _run(self) -> RunState:
         if not self._restore(self.store.load()):
             self._begin()
         if len(self.state.mixtures) > 1:
@@ -74,6 +83,7 @@ class Rounds:
         while self.state.phase is Phase.REFIT and self.state.step < self._last_step():
             self._round()
         if self.state.phase is Phase.REFIT:
+            check_run(self.state, self.execution.problem(Phase.REFIT.value), self.job.training, self.job.seed)
             finish_refit(self.state)
         return self.state
 
@@ -165,6 +175,7 @@ class Rounds:
             return
         self._emit("round", **asdict(record))
         run.rounds.append(record)
+        check_round(run)
         run.next_round()
         self._save()
 
@@ -196,7 +207,7 @@ class Rounds:
             else:
                 name = run.mixtures[index].name
                 run.branches[index] = result.state
-                run.add_losses(name, result.sums, result.counts)
+                run.add_losses(name, result)
                 untouched = set(result.untouched) if untouched is None else untouched & set(result.untouched)
                 self._report(name, result, mark)
         if mark == steps and untouched:
@@ -275,6 +286,7 @@ class Rounds:
             branches=run.branches,
             entering=entering,
             losses={mixture.name: run.mean_losses(mixture.name) for mixture in run.mixtures},
+            bad_steps=run.bad_steps,
             merged=run.merged,
             floor=run.floor,
         )
@@ -305,6 +317,7 @@ class Rounds:
 
     def _end_search(self) -> None:
         """Choose the model among the last or best merge and the floor; start the refit if there is one."""
+        check_run(self.state, self.job.problem, self.job.training, self.job.seed)
         run, last = self.state, self.state.rounds[-1]
         selection = Selection(last.score, last.metrics, step=self.steps, replays=True, final="last merge")
         if self.settings.select == "best" and run.best is not None:

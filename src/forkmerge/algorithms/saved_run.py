@@ -21,7 +21,7 @@ class SavedRun:
 
     Args:
         path: Its folder.
-        status: "finished", "running" or "interrupted".
+        status: "finished", "running", "interrupted" or "failed".
         config: Its resolved config.
         changed: When its record last grew.
         run: The run itself, without its model; None until it is finished.
@@ -30,6 +30,7 @@ class SavedRun:
         step: The last recorded step of that phase.
         checkpoint: Where an interrupted run continues, e.g. "step 400"; None where it starts over.
         warnings: What is wrong with the folder.
+        reason: Why it failed.
     """
 
     path: Path
@@ -42,6 +43,7 @@ class SavedRun:
     step: int = 0
     checkpoint: str | None = None
     warnings: list[str] = field(default_factory=list)
+    reason: str | None = None
 
     @property
     def algorithm(self) -> str:
@@ -111,7 +113,8 @@ def read_saved_run(folder: str | os.PathLike[str], *, verify: bool = False) -> S
         folder: The run's folder.
         verify: Read the checkpoints of an interrupted run, too, to say where it continues and what is damaged.
     """
-    path, state = Path(folder), status(folder)
+    path = Path(folder)
+    state: str = status(folder)
     with RunFolder.open(path, lock=False) as store:
         record = path / "record.jsonl"
         changed = datetime.fromtimestamp((record if record.exists() else path / "config.json").stat().st_mtime)
@@ -123,6 +126,8 @@ def read_saved_run(folder: str | os.PathLike[str], *, verify: bool = False) -> S
             "step": last.get("step", last.get("end", 0)),
             "run": read_run(path) if state == "finished" else None,
         }
+        if state == "interrupted" and events and events[-1]["event"] == "failed":
+            state, story["reason"] = "failed", str(events[-1]["reason"])
         if verify and state == "interrupted":
             saved = store.load()
             story["checkpoint"] = None if saved is None else _where(saved)

@@ -54,7 +54,7 @@ def runs_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
     for title in ("run", "algorithm", "target", "status", "step", "validation", "test", "last change"):
         table.add_column(title, overflow="fold")
-    colours = {"finished": "green", "running": "cyan", "interrupted": "yellow", "unreadable": "red"}
+    colours = {"finished": "green", "running": "cyan", "interrupted": "yellow", "unreadable": "red", "failed": "red"}
     for row in rows:
         status = row["status"]
         cells = [row["name"], row["algorithm"], row["target"], status, row["progress"], row["validation"], row["test"]]
@@ -69,6 +69,8 @@ def show_saved_run(console: Console, saved: SavedRun) -> None:
     phase = " of the refit" if saved.phase == "refit" else ""
     say(console, f"{saved.algorithm} on {saved.target!r}: {saved.status} at step {saved.step} of {saved.steps}{phase}")
     show_rounds(console, [r for r in saved.rounds if r.phase == "search"])
+    if saved.reason is not None:
+        say(console, f"  {saved.reason}", style="red")
     if saved.status == "interrupted":
         start = saved.checkpoint or "the beginning: there is no undamaged checkpoint"
         say(console, f"  it continues from {start} with: {saved.how_to_resume}")

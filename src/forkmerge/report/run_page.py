@@ -141,7 +141,9 @@ def _headline(story: SavedRun, run: Run, merged: bool) -> str:
     if story.run is None:
         score = next((r.score for r in reversed(run.searched) if r.score is not None), None)
         so_far = "" if score is None else f" Its last validation score is {show_number(score)}."
-        return f"{story.algorithm} on {story.target} is {story.status} at step {story.step} of {story.steps}.{so_far}"
+        reason = f" {story.reason}" if story.reason else ""
+        position = f"at step {story.step} of {story.steps}"
+        return f"{story.algorithm} on {story.target} is {story.status} {position}.{so_far}{reason}"
     parts = []
     if run.test:
         parts.append(f"{show_metrics(run.test)} on the test split")

@@ -143,6 +143,7 @@ class BranchExecution:
             counts=counts,
             seconds=sum(result.seconds for result in branch.results),
             reports=reports,
+            bad_steps={task: step for result in reversed(branch.results) for task, step in result.bad_steps.items()},
         )
 
 

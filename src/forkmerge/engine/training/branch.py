@@ -25,6 +25,7 @@ class BranchResult:
         seconds: Wall time.
         untouched: Trainable parameters that got no gradient in the segment's first step.
         reports: How often a task's gradient was "zero" or "not finite" under a gradient method, by task.
+        bad_steps: The first step whose loss was not finite, for every task that had one.
     """
 
     state: State
@@ -34,6 +35,7 @@ class BranchResult:
     seconds: float
     untouched: list[str] = field(default_factory=list)
     reports: dict[str, dict[str, int]] = field(default_factory=dict)
+    bad_steps: dict[str, int] = field(default_factory=dict)
 
 
 def train_branch(
@@ -94,6 +96,7 @@ def train_branch(
         seconds=time.perf_counter() - started,
         untouched=loop.untouched,
         reports=loop.reports,
+        bad_steps=loop.bad_steps,
     )
 
 

@@ -60,6 +60,7 @@ class StepLoop:
         self.training, self.seed, self.steps = training, seed, steps
         self.device = device_of(binding.model)
         self.losses: dict[str, list[Tensor]] = {}
+        self._loss_steps: dict[str, list[int]] = {}
         self.untouched: list[str] = []
         active = tuple(mixture.active(problem.tasks))
         self.method = training.method if len(active) > 1 else None
@@ -120,9 +121,21 @@ class StepLoop:
         return {task: rounded(parts) / len(self.losses[task]) for task, parts in self.loss_sums.items()}
 
     @cached_property
+    def _loss_values(self) -> dict[str, list[float]]:
+        """Every loss, once the segment is over: the only read-back of plain training."""
+        return {task: torch.stack(losses).float().tolist() for task, losses in self.losses.items()}
+
+    @cached_property
     def loss_sums(self) -> dict[str, list[float]]:
-        """The exact sum of every task's losses, once the segment is over: the only read-back of plain training."""
-        return {task: add_exactly([], torch.stack(losses).float().tolist()) for task, losses in self.losses.items()}
+        """The exact sum of every task's losses, once the segment is over."""
+        return {task: add_exactly([], values) for task, values in self._loss_values.items()}
+
+    @property
+    def bad_steps(self) -> dict[str, int]:
+        """The first step whose loss was not finite, for every task that had one."""
+        pairs = {task: zip(self._loss_steps[task], values, strict=True) for task, values in self._loss_values.items()}
+        first = {task: next((s for s, value in pair if not math.isfinite(value)), None) for task, pair in pairs.items()}
+        return {task: step for task, step in first.items() if step is not None}
 
     def losses_of(
         self, name: str, batch: Any, tasks: list[str], step: int, seed: int, *, cut: bool = False
@@ -218,6 +231,7 @@ class StepLoop:
             totals[item.task] = totals[item.task] + raw if item.task in totals else raw
         for task, total in totals.items():
             self.losses.setdefault(task, []).append(total)
+            self._loss_steps.setdefault(task, []).append(step)
         return result
 
     def _backward_plain(self, feeds: dict[str, Batches], tasks: tuple[str, ...], step: int) -> bool:

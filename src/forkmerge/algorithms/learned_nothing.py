@@ -1,0 +1,79 @@
+"""Runs that learned nothing end as failed, and say where it went wrong: round, branch, step, stream, example."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from forkmerge.algorithms.checkpoint import RunState
+from forkmerge.engine.training.options import Training
+from forkmerge.errors import RunFailed
+from forkmerge.problem.definition import Problem, Stream
+from forkmerge.problem.example_order import batch_indices
+from forkmerge.problem.randomness import derive
+
+
+def check_round(run: RunState) -> None:
+    """Refuse to go on after a round in which no branch had a loss of any task."""
+    last = run.rounds[-1]
+    if not any(branch.losses for branch in last.branches.values()):
+        names = ", ".join(map(repr, last.branches))
+        raise RunFailed(
+            f"nothing was learned in round {last.index}, steps {last.start} to {last.end}: the losses of branches "
+            f"{names} were empty in every step. Let `losses` return {{task: loss}} for the tasks it is asked for; only "
+            "a batch without labels may leave a task out."
+        )
+
+
+def check_run(run: RunState, problem: Problem, training: Training, seed: int) -> None:
+    """Refuse to call a run finished in which the target was never learned, or no branch could ever be used."""
+    branches = [(r, name, branch) for r in run.rounds for name, branch in r.branches.items()]
+    on_target = [branch for _, _, branch in branches if branch.task_weights.get(problem.target)]
+    if on_target and not any(problem.target in branch.losses for branch in on_target):
+        raise RunFailed(
+            f"the target {problem.target!r} was never learned: none of the {run.step} steps had a loss of it, in any "
+            "branch. Its training data has no labels that `losses` uses."
+        )
+    if any(r.coefficients for r in run.rounds):
+        return
+    r, name, branch = next(entry for entry in branches if entry[2].fault)
+    rounds = f"all {len(run.rounds)} rounds" if len(run.rounds) > 1 else "the only round"
+    cause = _cause(problem, training, seed, name, run.first_bad_step)
+    raise RunFailed(
+        f"nothing was learned: every branch was faulty in {rounds}. In round {r.index}, branch {name!r}: "
+        f"{branch.fault}. {cause}"
+    )
+
+
+def _cause(problem: Problem, training: Training, seed: int, branch: str, step: int | None) -> str:
+    if step is not None:
+        order = seed if training.paired else derive(seed, "branch", branch)
+        for name, stream in problem.stream_map.items():
+            index = _bad_example(name, stream, step, training.accumulate, order)
+            if index is not None:
+                return f"Example {index} of stream {name!r}, which that step reads, holds a number that is not finite."
+        return "The data of that step are finite: lower the learning rate, or clip gradients with clip_norm=1.0."
+    return "Look at the score of an untrained model: a metric that is NaN from the start is no measure of training."
+
+
+def _bad_example(name: str, stream: Stream, step: int, accumulate: int, seed: int) -> int | None:
+    """Return the first example of a step's batches that holds a number that is not finite."""
+    for position in range(step * accumulate, (step + 1) * accumulate):
+        for index in batch_indices(stream.size, stream.batch_size, position, seed, name).tolist():
+            if any(not bool(tensor.isfinite().all()) for tensor in _tensors(stream.dataset[index])):
+                return int(index)
+    return None
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        if value.is_floating_point():
+            yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)

@@ -1,0 +1,79 @@
+"""Runs that learned nothing end as failed, and say where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import forkmerge as fm
+from forkmerge.algorithms.saved_run import list_saved_runs, read_saved_run
+from forkmerge.problem.example_order import batch_indices
+from problems import TASKS, diverging_problem, evaluation, examples, fit, shared_losses
+
+
+def problem_with(losses: Any, data: Any = None) -> fm.Problem:
+    stream = fm.Stream(data or TensorDataset(*examples(16, 1)), losses, TASKS, 8)
+    return fm.Problem("tgt", {"all": stream}, evaluation())
+
+
+def no_losses(model: nn.Module, batch: Any, tasks: Sequence[str], context: fm.Context) -> Any:
+    return {}
+
+
+def no_target(model: nn.Module, batch: Any, tasks: Sequence[str], context: fm.Context) -> Any:
+    return shared_losses(model, batch, [task for task in tasks if task != "tgt"], context)
+
+
+def test_losses_that_are_always_empty_fail_after_the_first_round() -> None:
+    message = r"nothing was learned in round 1, steps 0 to 4: the losses of branches 'alone', 'joint' were empty"
+    with pytest.raises(fm.RunFailed, match=message):
+        fit(fm.ForkMerge(interval=4), problem_with(no_losses))
+    with pytest.raises(fm.RunFailed, match=r"nothing was learned in round 1"):
+        fit(fm.SingleTask(refit=True), problem_with(no_losses))
+
+
+def test_a_target_without_one_label_fails() -> None:
+    message = "the target 'tgt' was never learned: none of the 12 steps had a loss of it"
+    with pytest.raises(fm.RunFailed, match=message):
+        fit(fm.ForkMerge(interval=4), problem_with(no_target))
+
+
+def test_a_target_that_no_branch_trains_needs_no_label() -> None:
+    run = fit(fm.ForkMerge({"aux": {"aux": 1.0}, "odd": {"odd": 1.0}}, interval=4), problem_with(no_target))
+    assert run.coefficients
+
+
+def test_branches_that_are_all_faulty_in_every_round_fail_and_the_step_is_named() -> None:
+    message = (
+        r"every branch was faulty in all 3 rounds. In round 1, branch 'alone': its training loss of tgt is not finite "
+        r"from step 1 on. The data of that step are finite: lower the learning rate"
+    )
+    with pytest.raises(fm.RunFailed, match=message):
+        fit(fm.ForkMerge(interval=4), diverging_problem(1, "tgt"))
+
+
+def test_a_bad_example_is_named_with_its_stream() -> None:
+    inputs, labels = examples(16, 1)
+    index = int(batch_indices(16, 8, 1, 0, "all")[3])  # of the second step: the first is tried before training
+    inputs[index, 2] = torch.nan
+    with pytest.raises(fm.RunFailed, match=rf"from step 1 on. Example {index} of stream 'all', which that step reads"):
+        fit(fm.ForkMerge(interval=4), problem_with(shared_losses, TensorDataset(inputs, labels)))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_folder_says_that_it_failed_and_a_resume_says_it_again(tmp_path: Path, workers: int) -> None:
+    options: dict[str, Any] = {"folder": tmp_path / "run", "workers": workers}
+    with pytest.raises(fm.RunFailed) as first:
+        fit(fm.ForkMerge(interval=4), diverging_problem(1, "tgt"), **options)
+    saved = read_saved_run(tmp_path / "run")
+    assert (saved.status, saved.reason, saved.run) == ("failed", str(first.value), None)
+    assert [row["status"] for row in list_saved_runs(tmp_path)] == ["failed"]
+    with pytest.raises(fm.RunFailed) as second:
+        fit(fm.ForkMerge(interval=4), diverging_problem(1, "tgt"), resume=True, **options)
+    assert str(second.value) == str(first.value)
