@@ -141,6 +141,15 @@ class RunState:
         self.mixtures, self.branches = [m for m, _ in rest], [s for _, s in rest]
         self.snapshots = {name: held for name, held in self.snapshots.items() if name in names}
 
+    def select_merge(self, which: str) -> Selection:
+        """Return the "last" merge or the "best" one, whose weights are taken."""
+        if which == "best" and self.best is not None:
+            self.merged.take_weights(self.best.weights)
+            (metrics,) = (r.metrics for r in self.rounds if r.end == self.best.step)
+            return Selection(self.best.score, metrics, self.best.step, replays=True, final="best merge")
+        last = self.rounds[-1]
+        return Selection(last.score, last.metrics, self.step, replays=True, final="last merge")
+
     def next_round(self) -> None:
         """Forget what belongs to the current round alone."""
         self.round_start, self.losses, self.bad_steps, self.seconds = self.step, {}, {}, 0.0

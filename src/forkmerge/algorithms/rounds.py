@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from forkmerge.algorithms.checkpoint import Phase, RunState, Selection, Snapshot
+from forkmerge.algorithms.checkpoint import Phase, RunState, Snapshot
 from forkmerge.algorithms.end_of_round import EndOfRound, MergedRound, TrainedRound, prune, record_of
 from forkmerge.algorithms.floor import FLOOR, floor_segment, prefer_floor
 from forkmerge.algorithms.learned_nothing import check_round, check_run
@@ -318,15 +318,8 @@ class Rounds:
     def _end_search(self) -> None:
         """Choose the model among the last or best merge and the floor; start the refit if there is one."""
         check_run(self.state, self.job.problem, self.job.training, self.job.seed)
-        run, last = self.state, self.state.rounds[-1]
-        selection = Selection(last.score, last.metrics, step=self.steps, replays=True, final="last merge")
-        if self.settings.select == "best" and run.best is not None:
-            run.merged.take_weights(run.best.weights)
-            (metrics,) = (r.metrics for r in run.rounds if r.end == run.best.step)
-            selection = replace(
-                selection, final="best merge", score=run.best.score, step=run.best.step, metrics=metrics
-            )
-        selection = prefer_floor(run, selection, self.validator, self.steps)
+        run = self.state
+        selection = prefer_floor(run, run.select_merge(self.settings.select), self.validator, self.steps)
         metrics = selection.metrics or self.validator.metrics(run.merged)
         run.selection = replace(selection, metrics=metrics)
         run.floor, run.best, run.snapshots = None, None, {}
