@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from pathlib import Path
 
@@ -28,7 +29,7 @@ def write_folder(path: Path) -> None:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    return tmp_path / "cache" / "abc.txt"
+    return tmp_path / "deep" / "cache" / "abc.txt"
 
 
 def test_it_is_made_where_it_is_missing_and_only_then(path: Path) -> None:
@@ -50,7 +51,8 @@ def test_an_interrupted_conversion_leaves_nothing_and_is_done_again(path: Path, 
         temporary.write_text("hal")
         raise error
 
-    with pytest.raises(KeyboardInterrupt if error is KeyboardInterrupt else StoreError):
+    message = rf"^cannot write {path}: No space left on device\.$"
+    with pytest.raises(KeyboardInterrupt) if error is KeyboardInterrupt else pytest.raises(StoreError, match=message):
         convert_once(path, read_text, fail)
     assert os.listdir(path.parent) == []
     assert convert_once(path, read_text, lambda temporary: temporary.write_text("whole.") and None) == "whole."
@@ -74,7 +76,7 @@ def test_what_cannot_be_read_after_it_was_made_is_named(path: Path) -> None:
 
 
 def test_leftovers_of_a_kill_go_after_a_day(path: Path) -> None:
-    path.parent.mkdir()
+    path.parent.mkdir(parents=True)
     old, young, other = (path.with_name(f"{TEMPORARY}{name}") for name in ("abc-1.txt", "abc-2", "else-1.txt"))
     old.write_text("hal")
     young.mkdir()
@@ -106,5 +108,13 @@ def test_a_key_knows_files_by_path_size_and_date_and_the_form(tmp_path: Path) ->
     first.write_text("same")
     os.utime(first, (5, 5))
     assert key_of("form", [first]) == keys[0]
-    with pytest.raises(ProblemError, match=r"cannot read the image .*third: No such file"):
+    with pytest.raises(ProblemError, match=r"^cannot read the image .*third: No such file or directory\.$"):
         key_of("form", [tmp_path / "third"], "image")
+    with pytest.raises(ProblemError, match=r"^cannot read the file .*third: "):
+        key_of("form", [tmp_path / "third"])
+
+
+def test_a_key_is_a_short_name_for_any_file_name(tmp_path: Path) -> None:
+    odd = tmp_path / os.fsdecode(b"not utf-8: \xff")
+    odd.write_text("")
+    assert re.fullmatch("[0-9a-f]{32}", key_of("form", [odd]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import inspect
 import json
+import math
 import os
 import pickle
 import random
@@ -18,6 +19,7 @@ import torch
 
 from disk_faults import Faults, Killed, each_fault
 from forkmerge.engine.storage import atomic_files, json_codec
+from forkmerge.engine.storage.atomic_files import fingerprint
 from forkmerge.engine.storage.run_folder import NoStore, RunFolder, list_runs, status
 from forkmerge.errors import StoreError
 from run_folders import CONFIG, advance, lines, make_run, names, same, state
@@ -47,6 +49,31 @@ def test_a_new_run_has_nothing_to_load(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path / "deep" / "run", {}) as folder:
         assert folder.load() is None
         assert list(folder.records()) == []
+
+
+def test_the_files_of_a_run_are_written_as_documented(tmp_path: Path) -> None:
+    """Other programs, and older versions, read these bytes."""
+    run = tmp_path / "run"
+    with RunFolder.create(run, {"steps": 10, "clip": math.inf}) as folder:
+        folder.record({"event": "step", "loss": math.nan})
+        folder.save({"step": 1, "w": torch.zeros(2)}, 1)
+        folder.keep_branches({"step": 1}, 12)
+        folder.finish({"score": 0.5}, {"w": torch.zeros(2)})
+    text = '{\n  "steps": 10,\n  "clip": {\n    "$": "float",\n    "v": "7ff0000000000000"\n  }\n}\n'
+    assert (run / "config.json").read_text() == text
+    assert (run / "record.jsonl").read_text() == '{"event": "step","loss": null}\n'
+    files = {name: fingerprint(run / "checkpoints/00000001" / name) for name in STATE_FILES[:2]}
+    assert (run / "checkpoints/00000001/state.json").read_text() == '{"step": 1,"w": {"$": "tensor","v": "w"}}\n'
+    manifest = {"format": 1, "record_offset": 31, "files": files}
+    assert (run / "checkpoints/00000001/manifest.json").read_bytes() == json_codec.seal(manifest)
+    result = {"format": 1, "files": {"model.safetensors": fingerprint(run / "model.safetensors")}}
+    expected = json.dumps({**result, "result": {"score": 0.5}}, indent=2, separators=(",", ": ")) + "\n"
+    assert (run / "result.json").read_text() == expected
+    assert names(run) == {
+        *("config.json", "record.jsonl", "lock", "result.json", "model.safetensors"),
+        *("checkpoints", "checkpoints/00000001", *(f"checkpoints/00000001/{name}" for name in STATE_FILES)),
+        *("branches", "branches/00000012", *(f"branches/00000012/{name}" for name in STATE_FILES)),
+    }
 
 
 def test_the_two_newest_checkpoints_stay(tmp_path: Path) -> None:
@@ -399,12 +426,14 @@ def test_a_broken_line_inside_the_record_is_named(tmp_path: Path) -> None:
 
 def test_kept_branches_come_back_and_are_never_pruned(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path / "run", {}) as folder:
+        with pytest.raises(StoreError, match=r"run keeps no branches of round 0\. Kept rounds: none\.$"):
+            folder.load_branches(0)
         for index in range(4):
             folder.keep_branches(state(index), index)
         folder.keep_branches(state(9), 1)
         assert [folder.load_branches(index)["step"] for index in range(4)] == [0, 9, 2, 3]
         assert same(folder.load_branches(3), state(3))
-        with pytest.raises(StoreError, match=r"keeps no branches of round 7\. Kept rounds: 0, 1, 2, 3\."):
+        with pytest.raises(StoreError, match=r"keeps no branches of round 7\. Kept rounds: 0, 1, 2, 3\.$"):
             folder.load_branches(7)
         os.truncate(tmp_path / "run/branches/00000002/state.json", 3)
         with pytest.raises(StoreError, match=r"00000002 are damaged: state\.json: it holds 3 bytes"):
@@ -493,7 +522,34 @@ def test_no_store_has_every_method_of_a_run_folder_and_keeps_nothing() -> None:
         assert store.load() is None
         assert store.result() is None
         assert list(store.records()) == []
-        with pytest.raises(StoreError, match="give the run a folder"):
+        with pytest.raises(StoreError, match=r"^the branches of round 1 were not kept: give the run a folder\.$"):
             store.load_branches(1)
-        with pytest.raises(StoreError, match="give the run a folder"):
+        with pytest.raises(StoreError, match=r"^the model was not kept: give the run a folder\.$"):
             store.model_tensors()
+
+
+def test_what_the_disk_refuses_is_said_for_every_operation(tmp_path: Path, faults: Faults) -> None:
+    full = OSError(errno.ENOSPC, "No space left on device")
+    run = tmp_path / "run"
+    with RunFolder.create(run, {}) as folder:
+        operations: dict[str, Callable[[], Any]] = {
+            f"append to {run}/record.jsonl": lambda: folder.record({"a": 1}),
+            f"write {run}/checkpoints/00000001": lambda: folder.save(1, 1),
+            f"write {run}/branches/00000002": lambda: folder.keep_branches(1, 2),
+            f"write {run}/model.safetensors": lambda: folder.finish({}, {}),
+            f"continue from {run}": folder.load,
+        }
+        for doing, operation in operations.items():
+            faults.arm(1, "before", full)
+            with pytest.raises(StoreError, match=rf"^cannot {doing}: No space left on device\.$"):
+                operation()
+            faults.disarm()
+        (run / "record.jsonl").unlink()
+        with pytest.raises(StoreError, match=rf"^cannot read {run}/record\.jsonl: No such file or directory\.$"):
+            list(folder.records())
+    (run / "lock").unlink()
+    (run / "lock").mkdir()
+    with pytest.raises(StoreError, match=rf"^cannot open the run folder {run}: Is a directory\.$"):
+        RunFolder.open(run)
+    with pytest.raises(StoreError, match=rf"^cannot read {run}/lock: Is a directory\.$"):
+        status(run)
