@@ -63,21 +63,24 @@ def test_a_tensor_file_keeps_every_dtype_and_shape(tmp_path: Path) -> None:
 
 def test_a_tensor_file_is_what_the_safetensors_library_reads_and_every_tensor_in_it_is_aligned(tmp_path: Path) -> None:
     path = tmp_path / "t.safetensors"
-    written = {f"{n} {dtype}": make_tensor(dtype, (n,)) for n in (1, 3) for dtype in (torch.int8, torch.float64)}
-    written["half"] = make_tensor(torch.float16, (5,))
-    write_tensors(path, written)
-    assert identical(dict(sorted(load_file(path).items())), dict(sorted(written.items())))
-    with safe_open(path, framework="pt") as file:
-        assert file.metadata() == {"format": "pt"}
-    data = path.read_bytes()
-    length = int.from_bytes(data[:8], "little")
-    assert length % 8 == 0
-    header = json.loads(data[8 : 8 + length])
-    assert data[8 : 8 + length].rstrip(b" ").decode() == json.dumps(header, separators=(",", ":"))
-    for name, tensor in written.items():
-        start, end = header[name]["data_offsets"]
-        assert start % tensor.itemsize == 0, name
-        assert end - start == tensor.nbytes
+    for longer in range(9):  # headers of every length
+        written = {f"{n} {dtype}": make_tensor(dtype, (n,)) for n in (1, 3) for dtype in (torch.int8, torch.float64)}
+        written["half" + longer * "x"] = make_tensor(torch.float16, (5,))
+        write_tensors(path, written)
+        assert identical(dict(sorted(load_file(path).items())), dict(sorted(written.items())))
+        with safe_open(path, framework="pt") as file:
+            assert file.metadata() == {"format": "pt"}
+        data = path.read_bytes()
+        length = int.from_bytes(data[:8], "little")
+        assert length % 8 == 0
+        header = json.loads(data[8 : 8 + length])
+        text = data[8 : 8 + length].rstrip(b" ")
+        assert text.decode() == json.dumps(header, separators=(",", ":"))
+        assert length - len(text) < 8
+        for name, tensor in written.items():
+            start, end = header[name]["data_offsets"]
+            assert start % tensor.itemsize == 0, name
+            assert end - start == tensor.nbytes
 
 
 def test_a_large_tensor_file_is_read_piece_by_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -227,7 +227,8 @@ def test_plain_is_strict_json_with_null_for_what_is_not_finite() -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ({"a": [torch.zeros(1)]}, r"^a\[0\]: a Tensor cannot be recorded"),
+        ({"a": [torch.zeros(1)]}, r"^a\[0\]: a Tensor cannot be recorded; give numbers, text, lists or dicts\.$"),
+        ({"a": {"b": {3: {1}}}}, r"^a\.b\[3\]: a set cannot be recorded"),
         ({"a": {1.5: 0}}, r"^a\[1\.5\]: a float cannot be a key"),
     ],
 )

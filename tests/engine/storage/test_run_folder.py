@@ -87,6 +87,8 @@ def test_the_two_newest_checkpoints_stay(tmp_path: Path) -> None:
 
 def test_a_checkpoint_of_the_same_index_is_replaced_and_an_older_one_refused(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path / "run", {}) as folder:
+        folder.save("zeroth", 0)
+        assert folder.load() == "zeroth"
         folder.save("first", 3)
         folder.save("second", 3)
         assert folder.load() == "second"
@@ -400,6 +402,15 @@ def test_open_and_status_refuse_what_is_not_a_run(tmp_path: Path) -> None:
         with pytest.raises(StoreError, match=r"is not a run folder: it holds no config\.json"):
             look(tmp_path)
     assert names(tmp_path) == set()
+
+
+def test_a_comparison_in_place_of_a_run_is_named_with_what_shows_it(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text("{}")
+    for look in (RunFolder.open, status):
+        with pytest.raises(
+            StoreError, match=rf"^{tmp_path} is a comparison: `forkmerge compare {tmp_path}` shows it\.$"
+        ):
+            look(tmp_path)
 
 
 def test_an_unreadable_config_is_named(tmp_path: Path) -> None:
