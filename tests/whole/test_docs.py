@@ -3,7 +3,6 @@
 import doctest
 import importlib
 import os
-import pkgutil
 import re
 import subprocess
 import sys
@@ -14,10 +13,15 @@ import forkmerge
 from paths import ROOT
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAIR = [ROOT / "examples" / "own_loop" / f"{name}.py" for name in ("plain", "with_forkmerge")]
 EXAMPLES = [path for path in sorted((ROOT / "examples").rglob("*.py")) if path.name != "setting.py"]
-MODULES = [
-    info.name for info in pkgutil.walk_packages(forkmerge.__path__, "forkmerge.") if "templates" not in info.name
-]
+PACKAGE = ROOT / "src" / "forkmerge"
+MODULES = {
+    ".".join(("forkmerge", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): path
+    for path in sorted(PACKAGE.rglob("*.py"))
+    if "templates" not in path.parts
+}
+WITH_EXAMPLES = [name for name, path in MODULES.items() if ">>> " in path.read_text("utf-8")]
 
 
 def prose(page):
@@ -68,8 +72,7 @@ def test_commands_in_the_readme_exist():
     assert set(shown) <= known
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_examples_run(example):
+def run_example(example):
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-W", "error", example.name],
@@ -81,27 +84,30 @@ def test_examples_run(example):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout
+    return done.stdout
 
 
-def test_forkmerge_beats_joint_training_in_the_pair_of_loops():
-    accuracy = {}
-    for name in ("plain", "with_forkmerge"):
-        out = subprocess.run(
-            [sys.executable, f"{name}.py"],
-            cwd=ROOT / "examples" / "own_loop",
-            env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        accuracy[name] = float(out.split()[-1])
-    assert accuracy["with_forkmerge"] > accuracy["plain"] + 0.1
+@pytest.mark.parametrize("example", [path for path in EXAMPLES if path not in PAIR], ids=lambda path: path.stem)
+def test_examples_run(example):
+    run_example(example)
 
 
-@pytest.mark.parametrize("name", MODULES)
+def test_the_pair_of_loops_runs_and_forkmerge_beats_joint_training():
+    plain, merged = (float(run_example(example).split()[-1]) for example in PAIR)
+    assert merged > plain + 0.1
+
+
+@pytest.mark.parametrize("name", WITH_EXAMPLES)
 def test_docstring_examples_hold(name):
     result = doctest.testmod(importlib.import_module(name), optionflags=doctest.NORMALIZE_WHITESPACE)
+    assert result.attempted > 0
     assert result.failed == 0
+
+
+def test_every_module_can_be_imported():
+    for name in MODULES:
+        if not name.endswith("__main__"):
+            importlib.import_module(name)
 
 
 def test_every_public_name_has_a_docstring():

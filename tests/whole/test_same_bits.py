@@ -40,7 +40,7 @@ class TestTheSameRun:
         assert cut.coefficients == undisturbed.coefficients
         assert [r.candidates for r in cut.rounds] == [r.candidates for r in undisturbed.rounds]
 
-    @pytest.mark.parametrize("at", [5, 14])  # test_resume.py goes through many more
+    @pytest.mark.parametrize("at", [5, 14])  # test_kill_and_resume.py goes through many more
     def test_killed_and_resumed_gives_the_same_bits(self, undisturbed: Any, at: int, tmp_path: Path) -> None:
         options: dict[str, Any] = {"steps": 15, "folder": tmp_path / "run"}
         with pytest.raises(Stopped):

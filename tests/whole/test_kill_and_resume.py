@@ -179,7 +179,7 @@ class TestKills:
             f"sys.path.insert(0, {str(TESTS)!r})\n"
             "from pathlib import Path\n"
             "import torch\n"
-            "from tests.whole.test_resume import go\n"
+            "from tests.whole.test_kill_and_resume import go\n"
             "torch.set_num_threads(1)\n"
             "go(Path(sys.argv[1]), observe=lambda event: time.sleep(0.05))\n"
         )
