@@ -29,20 +29,17 @@ class TestQuadratics:
     CENTRES: ClassVar[dict[str, Vector]] = {"tgt": (1.0, 0.0), "aux": (0.0, 1.0)}
 
     @pytest.mark.parametrize("goal", [(0.1, 0.0), (0.2, 0.06), (0.0, 0.5), (0.3, 0.11), (-1.0, 0.3), (0.5, -1.0)])
-    @pytest.mark.parametrize("resolution", [5, 20])
-    @pytest.mark.parametrize("steps", [1, 7])
-    def test_the_coefficient_found_is_the_grid_point_nearest_to_the_best(
-        self, goal: Vector, resolution: int, steps: int
-    ) -> None:
+    def test_the_coefficient_found_is_the_grid_point_nearest_to_the_best(self, goal: Vector) -> None:
         lr, centres = 0.1, list(self.CENTRES.values())
-        alone, joint = descend(centres[:1], lr, steps), descend(centres, lr, steps)
-        line = joint - alone
-        best = min(max((torch.tensor(goal) - alone).dot(line).item() / line.dot(line).item(), 0.0), 1.0)
-        algorithm = fm.ForkMerge(interval=steps, search=fm.Grid(resolution))
-        run = quadratic_run(algorithm, self.CENTRES, goal, lr=lr, steps=steps)
-        nearest = round(best * resolution) / resolution
-        assert run.coefficients == [{"alone": pytest.approx(1 - nearest), "joint": nearest}]
-        torch.testing.assert_close(run.model.theta.detach(), alone + nearest * line, rtol=0, atol=1e-12)
+        for resolution, steps in itertools.product((5, 20), (1, 7)):
+            alone, joint = descend(centres[:1], lr, steps), descend(centres, lr, steps)
+            line = joint - alone
+            best = min(max((torch.tensor(goal) - alone).dot(line).item() / line.dot(line).item(), 0.0), 1.0)
+            algorithm = fm.ForkMerge(interval=steps, search=fm.Grid(resolution))
+            run = quadratic_run(algorithm, self.CENTRES, goal, lr=lr, steps=steps)
+            nearest = round(best * resolution) / resolution
+            assert run.coefficients == [{"alone": pytest.approx(1 - nearest), "joint": nearest}]
+            torch.testing.assert_close(run.model.theta.detach(), alone + nearest * line, rtol=0, atol=1e-12)
 
     def test_with_one_step_rounds_the_coefficient_is_the_best_task_weight(self) -> None:
         # One step with weights (1, λ) lands on η(c_tgt + λ c_aux) = (0.1, 0.1 λ); the goal asks for λ = 0.6.

@@ -119,12 +119,10 @@ class TestChecks:
         with pytest.raises(fm.ProblemError, match=message):
             check_mixtures(problem, fm.Given(branches).build(problem))
 
-    @pytest.mark.parametrize(
-        "name", ["", " ", "../up", "a/b", "a\\b", ".hidden", "a:b", "a\nb", "x" * 101, " a", None, 3]
-    )
-    def test_a_branch_name_that_would_leave_its_folder_is_refused(self, name: Any) -> None:
-        with pytest.raises(fm.ProblemError, match="branch name"):
-            fm.Mixture(name, {"tgt": 1.0})
+    def test_a_branch_name_that_would_leave_its_folder_is_refused(self) -> None:
+        for name in ("", " ", "../up", "a/b", "a\\b", ".hidden", "a:b", "a\nb", "x" * 101, " a", None, 3):
+            with pytest.raises(fm.ProblemError, match="branch name"):
+                fm.Mixture(name, {"tgt": 1.0})
 
     def test_an_auxiliary_task_may_not_take_the_name_of_the_target_only_branch(self) -> None:
         with pytest.raises(fm.ProblemError, match="two branches are named 'alone'"):

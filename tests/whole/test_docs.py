@@ -32,7 +32,11 @@ def blocks(page, language):
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text("utf-8"), re.M | re.S)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def pages_with(language):
+    return [page for page in PAGES if blocks(page, language)]
+
+
+@pytest.mark.parametrize("page", pages_with("python"), ids=lambda page: page.name)
 def test_python_snippets_of_a_page_run_in_order(page, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     namespace = {"__name__": page.stem}
@@ -40,7 +44,7 @@ def test_python_snippets_of_a_page_run_in_order(page, monkeypatch, tmp_path, cap
         exec(compile(block, f"{page.name}[{number}]", "exec"), namespace)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", pages_with("toml"), ids=lambda page: page.name)
 def test_toml_snippets_of_a_page_have_known_keys_only(page):
     from forkmerge.experiments.compare_options import options_from
     from forkmerge.experiments.compared_methods import compared_methods_from
@@ -54,11 +58,11 @@ def test_toml_snippets_of_a_page_have_known_keys_only(page):
         forkmerge.experiments.recipe.algorithm_from(settings["algorithm"], forkmerge.ForkMerge())
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_of_a_page_lead_somewhere(page):
-    links = re.findall(r"\w\]\(([^)#\s]+)\)", prose(page))
-    missing = [link for link in links if not link.startswith("http") and not (page.parent / link).exists()]
-    assert not missing
+def test_links_of_pages_lead_somewhere():
+    links = [(page, link) for page in PAGES for link in re.findall(r"\w\]\(([^)#\s]+)\)", prose(page))]
+    assert links
+    files = [(page, link) for page, link in links if not link.startswith("http")]
+    assert not [f"{page.name}: {link}" for page, link in files if not (page.parent / link).exists()]
 
 
 def test_commands_in_the_readme_exist():
