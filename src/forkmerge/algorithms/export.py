@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from forkmerge.algorithms.run_record import Run, rounds_table
 from forkmerge.algorithms.saved_run import read_run
-from forkmerge.algorithms.table_data import Cell, Column, Table, show_metrics, show_number
+from forkmerge.algorithms.table_data import show_metrics, show_number, show_share, word_table
 from forkmerge.engine.storage.atomic_files import TEMPORARY, explained, fingerprint, write_file, write_tensors
 from forkmerge.engine.storage.json_codec import encode, plain
 from forkmerge.engine.storage.run_folder import RunFolder
@@ -92,6 +92,7 @@ def card_text(card: Mapping[str, Any], run: Run) -> str:
     headline = f"{card['algorithm']} with target task `{card['target']}`: {card['steps']} steps, seed {card['seed']}."
     results = [f"- Validation: {show_metrics(card['validation'])}"] if card["validation"] else []
     results += [f"- Test, measured once after training: {show_metrics(card['test'])}"] if card["test"] else []
+    environment = [(key, str(value)) for key, value in card["environment"].items()]
     parts = [
         f"# {card['name']}",
         f"{headline} The weights are those of the {card['final']}.",
@@ -103,7 +104,7 @@ def card_text(card: Mapping[str, Any], run: Run) -> str:
         _code("sh", card["command"]),
         "Every setting, defaults included, is in card.json.",
         "### Environment",
-        _words(("what", "version or kind"), [(key, str(value)) for key, value in card["environment"].items()]),
+        word_table("", ("what", "version or kind"), environment).markdown(),
         "\n".join(["### Notes", "", *(f"- {note}" for note in card["notes"])]) if card["notes"] else "",
         "## Citation\n\nThe method is described in:",
         _code("bibtex", card["citation"]),
@@ -119,15 +120,15 @@ def _merging(card: Mapping[str, Any], run: Run) -> list[str]:
     tasks = list(dict.fromkeys(task for weights in branches.values() for task in weights))
     weights = [(name, *(show_number(w.get(task, 0.0)) for task in tasks)) for name, w in branches.items()]
     refitted = " The refit repeated them on training and validation data." if card["final"] == "refit" else ""
-    relevance = [(task, f"{value:.2f}") for task, value in card["relevance"].items()]
+    relevance = [(task, show_share(value)) for task, value in card["relevance"].items()]
     return [
         "## Branches\n\nEach branch was trained with its own task weights:",
-        _words(("branch", *tasks), weights),
+        word_table("", ("branch", *tasks), weights).markdown(),
         "## Coefficients\n\nAt the end of every round the branches were merged with these coefficients; score is that "
         f"of the merge on validation data.{refitted}",
         rounds_table(run.searched, most_branches=len(branches)).markdown(),
         "## Task relevance\n\nWhat each task weighed on average over the rounds, in units of the target's own weight:",
-        _words(("task", "relevance"), relevance),
+        word_table("", ("task", "relevance"), relevance).markdown(),
     ]
 
 
@@ -139,12 +140,6 @@ def _loading(card: Mapping[str, Any]) -> str:
         'model.load_state_dict(load_file("model.safetensors"))\n'
         "model.eval()"
     )
-
-
-def _words(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table of words."""
-    columns = tuple(Column(title, is_words=True) for title in head)
-    return Table("", columns, tuple(tuple(Cell(text=text) for text in row) for row in rows)).markdown()
 
 
 def _code(language: str, text: str) -> str:

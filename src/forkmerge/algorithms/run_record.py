@@ -14,7 +14,7 @@ import numpy
 import torch
 from torch import nn
 
-from forkmerge.algorithms.table_data import Cell, Column, Table, show_metrics, show_number, show_shares
+from forkmerge.algorithms.table_data import Cell, Column, Table, show_metrics, show_number, show_share, show_shares
 from forkmerge.engine.storage.records import Record
 
 _MOST_BRANCHES = 8  # columns that can be read side by side
@@ -31,7 +31,7 @@ class BranchRecord(Record):
         metrics: The target's metrics behind the score.
         losses: Mean training loss per task over the round.
         entered_step: Step of the checkpoint that entered the merge.
-        fault: Why the branch was given coefficient 0 without a trial, if it was.
+        fault: Why the branch was given coefficient 0 without being tried, if it was.
     """
 
     not_finite: ClassVar[float | None] = None
@@ -275,7 +275,7 @@ def _share(r: Round, name: str, with_score: bool) -> Cell:
     score = r.branches[name].score if with_score else None
     if score is None:
         return Cell(r.coefficients[name])
-    return Cell(text=f"{r.coefficients[name]:.2f} ({show_number(score)})")
+    return Cell(text=f"{show_share(r.coefficients[name])} ({show_number(score)})")
 
 
 def _heaviest(r: Round) -> list[Cell]:

@@ -17,7 +17,7 @@ from forkmerge.errors import ForkMergeError, StoreError, command
 
 @dataclass(frozen=True)
 class SavedRun:
-    """What is known about a run.
+    """What the folder of a run says.
 
     Args:
         path: Its folder.
@@ -120,18 +120,18 @@ def read_saved_run(folder: str | os.PathLike[str], *, verify: bool = False) -> S
         changed = datetime.fromtimestamp((record if record.exists() else path / "config.json").stat().st_mtime)
         events = list(store.records()) if record.exists() else []
         last: dict[str, Any] = next((event for event in reversed(events) if event["event"] in ("segment", "round")), {})
-        story: dict[str, Any] = {
+        progress: dict[str, Any] = {
             "rounds": [Round.from_json(event) for event in events if event["event"] == "round"],
             "phase": last.get("phase", "search"),
             "step": last.get("step", last.get("end", 0)),
             "run": read_run(path) if state == "finished" else None,
         }
         if state == "interrupted" and events and events[-1]["event"] == "failed":
-            state, story["reason"] = "failed", str(events[-1]["reason"])
+            state, progress["reason"] = "failed", str(events[-1]["reason"])
         if verify and state == "interrupted":
-            saved = store.load()
-            story["checkpoint"] = None if saved is None else _where(saved)
-        return SavedRun(path, state, store.config, changed, **story, warnings=store.warnings)
+            value = store.load()
+            progress["checkpoint"] = None if value is None else _where(value)
+        return SavedRun(path, state, store.config, changed, **progress, warnings=store.warnings)
 
 
 def list_saved_runs(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
@@ -152,6 +152,6 @@ def list_saved_runs(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
     return rows
 
 
-def _where(saved: dict[str, Any]) -> str:
-    phase, step = saved["phase"], saved["branches"][0]["step"]
+def _where(value: dict[str, Any]) -> str:
+    phase, step = value["phase"], value["branches"][0]["step"]
     return f"refit step {step}" if phase == "refit" else f"step {step}"

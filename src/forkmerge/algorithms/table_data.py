@@ -25,9 +25,14 @@ def show_metrics(metrics: Mapping[str, float | None]) -> str:
     return ", ".join(f"{name} {show_number(value)}" for name, value in metrics.items())
 
 
+def show_share(value: float) -> str:
+    """Return a coefficient, or a relevance, outside of a column."""
+    return f"{value:.2f}"
+
+
 def show_shares(shares: Mapping[str, float]) -> str:
     """Return coefficients, or relevances, as one readable line."""
-    return ", ".join(f"{name} {value:.2f}" for name, value in shares.items())
+    return ", ".join(f"{name} {show_share(value)}" for name, value in shares.items())
 
 
 @dataclass(frozen=True)
@@ -110,6 +115,12 @@ class Table:
             pairs = zip(row, (text.replace("|", r"\|") for text in texts), strict=True)
             lines.append(_pipes(f"**{text}**" if cell.is_best and text else text for cell, text in pairs))
         return "\n".join(lines)
+
+
+def word_table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]], notes: Sequence[str] = ()) -> Table:
+    """Return a table of words alone."""
+    columns = tuple(Column(name, is_words=True) for name in head)
+    return Table(title, columns, tuple(tuple(Cell(text=text) for text in row) for row in rows), tuple(notes))
 
 
 def _pipes(cells: Iterable[str]) -> str:

@@ -6,7 +6,7 @@ import inspect
 
 import typer
 
-from forkmerge.algorithms.table_data import Cell, Column, Table
+from forkmerge.algorithms.table_data import word_table
 from forkmerge.cli.print_tables import show_tables
 from forkmerge.cli.terminal import print_json, say, stdout
 from forkmerge.errors import command
@@ -25,10 +25,7 @@ def list_methods(*, as_json: bool, markdown: bool) -> None:
         print_json({"words": ABOUT, "methods": rows})
         return
     shown = _FACTS if markdown else _BRIEF
-    words = [(Cell(text=word), Cell(text=text)) for word, text in ABOUT.items()]
-    runs = Table("whole runs", tuple(Column(name, is_words=True) for name in ("word", "what it is")), tuple(words))
-    names = [Column(title, is_words=True) for title in ("method", *shown)]
-    facts = [(Cell(text=row["name"]), *(Cell(text=str(row[fact])) for fact in shown)) for row in rows]
+    runs = word_table("whole runs", ("word", "what it is"), ABOUT.items())
     notes = (
         f"`{command('methods NAME')}` says more of one: state, heads, options, paper.",
         "Case, - and _ do not matter.",
@@ -36,7 +33,8 @@ def list_methods(*, as_json: bool, markdown: bool) -> None:
         "WORD[key=value,…] sets options of a method, its algorithm or lr: forkmerge[interval=500], ew[lr=0.003].",
         "torchjd:NAME is any scalarizer, weighting or aggregator of TorchJD: torchjd:UPGrad.",
     )
-    combined = Table("methods that combine the tasks of a step", tuple(names), tuple(facts), notes)
+    facts = [(row["name"], *(str(row[fact]) for fact in shown)) for row in rows]
+    combined = word_table("methods that combine the tasks of a step", ("method", *shown), facts, notes)
     if markdown:
         typer.echo(to_markdown([runs, combined]), nl=False)
     else:

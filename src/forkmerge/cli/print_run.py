@@ -7,14 +7,14 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Table as RichTable
 
 from forkmerge.algorithms.run_record import Round, Run, rounds_table
 from forkmerge.algorithms.saved_run import SavedRun
-from forkmerge.algorithms.table_data import show_metrics
+from forkmerge.algorithms.table_data import show_metrics, show_number, word_table
 from forkmerge.cli.print_tables import show_table
 from forkmerge.cli.terminal import say
-from forkmerge.experiments.cost_of_run import BranchCost, RunCost
+from forkmerge.experiments.cost_of_run import RunCost
 from forkmerge.experiments.units import show_bytes, show_seconds
 
 _MEANINGS = {
@@ -49,9 +49,9 @@ def show_rounds(console: Console, rounds: Sequence[Round]) -> None:
         say(console, "")
 
 
-def runs_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+def runs_table(rows: Sequence[Mapping[str, Any]]) -> RichTable:
     """Return the table of `forkmerge runs`."""
-    table = Table(box=None, header_style="bold", pad_edge=False)
+    table = RichTable(box=None, header_style="bold", pad_edge=False)
     for title in ("run", "algorithm", "target", "status", "step", "validation", "test", "last change"):
         table.add_column(title, overflow="fold")
     colours = {"finished": "green", "running": "cyan", "interrupted": "yellow", "unreadable": "red", "failed": "red"}
@@ -80,13 +80,12 @@ def show_cost(console: Console, cost: RunCost) -> None:
     """Print what a run would do and cost."""
     pause = "a merge" if len(cost.branches) > 1 else "a validation"
     say(console, f"{cost.algorithm} on {cost.target!r}: {cost.steps} steps, {pause} every {cost.interval}")
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for title in ("branch", "task weights", "a step takes"):
-        table.add_column(title)
+    rows = []
     for kind, branches in (("", cost.branches), ("probe: ", cost.probes)):
         for branch in branches:
-            table.add_row(escape(kind + branch.name), escape(_weights(branch)), show_seconds(branch.seconds_per_step))
-    console.print(table)
+            weights, seconds = show_metrics(branch.task_weights), show_seconds(branch.seconds_per_step)
+            rows.append((f"{kind}{branch.name}", weights, seconds))
+    show_table(console, word_table("", ("branch", "task weights", "a step takes"), rows))
     for name, text in _facts(cost).items():
         say(console, f"{name:<12}{text}")
 
@@ -96,7 +95,7 @@ def _facts(cost: RunCost) -> dict[str, str]:
     disk = f"two checkpoints of {show_bytes(cost.disk['checkpoint'])}, the model {show_bytes(cost.disk['model'])}"
     if cost.disk["branches"]:
         disk += f", every round's branches {show_bytes(cost.disk['branches'])}"
-    merges = f"{cost.merges}, each with up to {cost.passes['per merge']:.4g} validation passes"
+    merges = f"{cost.merges}, each with up to {show_number(cost.passes['per merge'])} validation passes"
     workers = "" if cost.workers == 1 else f" in {cost.workers} processes"
     times = ", ".join(f"{name} {show_seconds(cost.seconds[name])}" for name in ("training", "validation"))
     memory = f"{show_bytes(cost.memory['total'])} for {cost.parameters} trainable parameters"
@@ -104,12 +103,8 @@ def _facts(cost: RunCost) -> dict[str, str]:
         "weights": _MEANINGS[cost.weights],
         "steps": f"{cost.branch_steps['total']} in all: {' + '.join(phases)}",
         **({"merges": merges} if len(cost.branches) > 1 else {}),
-        "validation": f"up to {cost.passes['total']:.4g} passes over {cost.examples} examples",
+        "validation": f"up to {show_number(cost.passes['total'])} passes over {cost.examples} examples",
         "memory": f"{memory}; activations and data come on top",
         "disk": f"{show_bytes(cost.disk['total'])}: {disk}",
         "time": f"about {show_seconds(cost.seconds['total'])}{workers}: {times}",
     }
-
-
-def _weights(branch: BranchCost) -> str:
-    return ", ".join(f"{task} {weight:.4g}" for task, weight in branch.task_weights.items())

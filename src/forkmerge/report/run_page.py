@@ -21,9 +21,9 @@ from forkmerge.report.transfer_figures import numbers
 _USED, _HARDLY = 0.5, 0.1  # of what equal coefficients would give: where a task begins to be used, and to be refused
 
 
-def run_page(story: SavedRun) -> Page:
+def run_page(saved: SavedRun) -> Page:
     """Return the page of a run, finished or not."""
-    run, so_far = story.run, _so_far(story)
+    run, so_far = saved.run, _so_far(saved)
     rounds = so_far.searched
     merged = any(len(r.branches) > 1 for r in rounds)
     sections = []
@@ -39,29 +39,29 @@ def run_page(story: SavedRun) -> Page:
         ]
         sections.append(Section("Round by round", "", tuple(items)))
     return Page(
-        title=f"{story.algorithm} on {story.target}",
+        title=f"{saved.algorithm} on {saved.target}",
         kind="run",
-        headline=_headline(story, so_far, merged),
-        facts=_facts(story),
+        headline=_headline(saved, so_far, merged),
+        facts=_facts(saved),
         sections=tuple(sections),
-        notes=(*((*run.notes, *run.remarks) if run else ()), *story.warnings),
-        configuration=story.config,
-        environment=run.environment if run else story.config.get("environment"),
-        commands=_commands(story),
+        notes=(*((*run.notes, *run.remarks) if run else ()), *saved.warnings),
+        configuration=saved.config,
+        environment=run.environment if run else saved.config.get("environment"),
+        commands=_commands(saved),
     )
 
 
-def _so_far(story: SavedRun) -> Run:
+def _so_far(saved: SavedRun) -> Run:
     """Return the run, or as much of it as its record holds."""
-    return story.run or Run(story.algorithm, story.target, story.steps, 0, None, {}, "", story.rounds)
+    return saved.run or Run(saved.algorithm, saved.target, saved.steps, 0, None, {}, "", saved.rounds)
 
 
 def use_of(run: Run) -> dict[str, str]:
     """Return "used", "hardly used" or "refused" for every auxiliary, against what equal coefficients would give it."""
     words, branches = {}, [branch for r in run.searched for branch in r.branches.values()]
-    for task, found in run.relevance.items():
+    for task, relevance in run.relevance.items():
         equal = fmean(branch.task_weights.get(task, 0.0) for branch in branches)
-        share = found / equal if equal else 0.0
+        share = relevance / equal if equal else 0.0
         if task != run.target:
             words[task] = "used" if share >= _USED else "refused" if share < _HARDLY else "hardly used"
     return words
@@ -69,12 +69,12 @@ def use_of(run: Run) -> dict[str, str]:
 
 def auxiliaries_table(run: Run) -> Table:
     """Return what the merges made of every auxiliary."""
-    rounds, found = run.searched, run.relevance
+    rounds, relevance = run.searched, run.relevance
     last = next((r.relevance for r in reversed(rounds) if r.coefficients), {})
     rows = []
     for task, use in use_of(run).items():
         taken = sum(r.relevance.get(task, 0.0) > 0 for r in rounds)
-        cells = Cell(found[task]), Cell(last.get(task, 0.0)), Cell(float(taken))
+        cells = Cell(relevance[task]), Cell(last.get(task, 0.0)), Cell(float(taken))
         rows.append((Cell(text=task), Cell(text=use), *cells))
     names = (
         Column("auxiliary", is_words=True),
@@ -100,8 +100,8 @@ def scores_over_rounds(rounds: Sequence[Round]) -> Figure:
         series = [Series(name, steps, numbers(_score(r, name) for r in rounds)) for name in branches]
         series.append(Series("merge", steps, numbers(r.score for r in rounds)))
     else:
-        known = [[b.score for b in r.branches.values() if b.score is not None] for r in rounds]
-        best, worst = (numbers(pick(found, default=None) for found in known) for pick in (max, min))
+        scores = [[b.score for b in r.branches.values() if b.score is not None] for r in rounds]
+        best, worst = (numbers(pick(row, default=None) for row in scores) for pick in (max, min))
         series = [Series("merge", steps, numbers(r.score for r in rounds)), Series("best branch", steps, best)]
         series.append(Series("worst branch", steps, worst))
     floor = numbers(r.floor_score for r in rounds)
@@ -137,13 +137,13 @@ def _loss(r: Round, name: str, task: str) -> float | None:
     return r.branches[name].losses.get(task) if name in r.branches else None
 
 
-def _headline(story: SavedRun, run: Run, merged: bool) -> str:
-    if story.run is None:
+def _headline(saved: SavedRun, run: Run, merged: bool) -> str:
+    if saved.run is None:
         score = next((r.score for r in reversed(run.searched) if r.score is not None), None)
         so_far = "" if score is None else f" Its last validation score is {show_number(score)}."
-        reason = f" {story.reason}" if story.reason else ""
-        position = f"at step {story.step} of {story.steps}"
-        return f"{story.algorithm} on {story.target} is {story.status} {position}.{so_far}{reason}"
+        reason = f" {saved.reason}" if saved.reason else ""
+        position = f"at step {saved.step} of {saved.steps}"
+        return f"{saved.algorithm} on {saved.target} is {saved.status} {position}.{so_far}{reason}"
     parts = []
     if run.test:
         parts.append(f"{show_metrics(run.test)} on the test split")
@@ -165,19 +165,18 @@ def some(tasks: Sequence[str]) -> str:
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
 
 
-def _facts(story: SavedRun) -> dict[str, str]:
-    run = story.run
-    facts = {"target": story.target, "algorithm": story.algorithm, "status": story.status, "steps": str(story.steps)}
+def _facts(saved: SavedRun) -> dict[str, str]:
+    run = saved.run
+    facts = {"target": saved.target, "algorithm": saved.algorithm, "status": saved.status, "steps": str(saved.steps)}
     if run is not None:
         facts |= {"seed": str(run.seed), "model": run.final}
         if run.seconds:
             facts["time"] = show_seconds(sum(run.seconds.values()))
-    return {**facts, "last change": story.changed.isoformat(" ", "minutes")}
+    return {**facts, "last change": saved.changed.isoformat(" ", "minutes")}
 
 
-def _commands(story: SavedRun) -> dict[str, Any]:
-    place = shlex.quote(str(story.path))
-    known = {"this run": story.source["command"]} if story.source.get("command") else {}
-    if story.status == "interrupted":
-        known["continue it"] = story.how_to_resume
-    return {**known, "this page": command(f"report {place}")}
+def _commands(saved: SavedRun) -> dict[str, Any]:
+    commands = {"this run": saved.source["command"]} if saved.source.get("command") else {}
+    if saved.status == "interrupted":
+        commands["continue it"] = saved.how_to_resume
+    return {**commands, "this page": command(f"report {shlex.quote(str(saved.path))}")}

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from forkmerge.algorithms.table_data import Cell, Column, Table
+from forkmerge.algorithms.table_data import Cell, Column, Table, show_shares
 from forkmerge.analysis import merge_results as merges
 from forkmerge.analysis import results as transfer
 from forkmerge.engine.storage.atomic_files import explained, write_atomically
@@ -125,7 +125,7 @@ def survivals(found: Sequence[merges.Survival]) -> Table:
 
 
 def _shares(coefficients: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {value:.2f}" for name, value in coefficients.items() if value) or "none"
+    return show_shares({name: value for name, value in coefficients.items() if value}) or "none"
 
 
 _KINDS: tuple[tuple[type[Record], Show], ...] = (
