@@ -128,10 +128,10 @@ def point_recipe(seed):
     return fm.Recipe(quadratic_problem(CENTRES, (5.0, -3.0)), Point, fm.OptimizerOf("SGD", lr=0.1), steps=1)
 
 
-def test_a_lesson_that_was_sent_to_another_process_gives_the_same_grade():
+def test_a_run_that_was_sent_to_another_process_gives_the_same_result():
     source = transfer_runs.SeededSource(fm.load_recipe("compare_problem:recipe").source, "aux")
-    lesson = transfer_runs.TransferRun(source, 1, "odd", 0.5, steps=3, maker=transfer_runs.forkmerge)
-    here, sent = transfer_runs.do_transfer_runs([lesson, pickle.loads(pickle.dumps(lesson))])
+    run = transfer_runs.TransferRun(source, 1, "odd", 0.5, steps=3, maker=transfer_runs.forkmerge)
+    here, sent = transfer_runs.do_transfer_runs([run, pickle.loads(pickle.dumps(run))])
     assert here.to_json() | {"seconds": 0} == sent.to_json() | {"seconds": 0}
     assert here.steps == 3
     assert set(here.relevance) == {"aux", "odd"}
@@ -180,7 +180,7 @@ def test_the_matrix_has_a_gain_for_every_pair_and_none_on_its_diagonal():
     assert missing == [[False, True], [False, False], [True, False]]
     assert matrix.split == "test"
     ours, alone = (
-        transfer_runs.take(transfer_runs.TransferRun(recipes["aux"], 0, a, w, steps=2, test=True))
+        transfer_runs.do_transfer_run(transfer_runs.TransferRun(recipes["aux"], 0, a, w, steps=2, test=True))
         for a, w in (("odd", 1.0), ("", 0.0))
     )
     gains = matrix.cells[1][1].gains

@@ -55,7 +55,7 @@ def task_gradients(
             for name, stream in streams.items()
         }
         for position in range(count):
-            found: dict[str, Gradient] = {}
+            gradients: dict[str, Gradient] = {}
             with random_state_kept(), modes_kept(model), statistics_frozen(model.train()), torch.enable_grad():
                 for name, stream in streams.items():
                     asked = [task for task in stream.tasks if task in tasks]
@@ -66,8 +66,8 @@ def task_gradients(
                         loss = losses.get(task)
                         if loss is not None:
                             own = task_gradient(loss, [], parameters, keep=True)
-                            found[task] = add_gradients(found[task], own) if task in found else own
-            yield found
+                            gradients[task] = add_gradients(gradients[task], own) if task in gradients else own
+            yield gradients
 
 
 def cosine(first: Gradient, second: Gradient) -> float | None:
@@ -108,16 +108,16 @@ def measure_similarity(
     """
     values: dict[str, list[float | None]] = {task: [] for task in others}
     with closing(task_gradients(model, problem, [first, *others], count=count, seed=seed, step=step)) as gradients:
-        for found in gradients:
+        for batch in gradients:
             for task in others:
-                pair = found.get(first), found.get(task)
+                pair = batch.get(first), batch.get(task)
                 values[task].append(None if pair[0] is None or pair[1] is None else cosine(pair[0], pair[1]))
     result = {}
-    for task, cosines in values.items():
-        known = [value for value in cosines if value is not None]
-        mean = fmean(known) if known else math.nan
-        std = stdev(known) if len(known) > 1 else None
-        result[task] = GradientSimilarity(first, task, step, tuple(known), len(cosines) - len(known), mean, std)
+    for task, per_batch in values.items():
+        cosines = [value for value in per_batch if value is not None]
+        mean = fmean(cosines) if cosines else math.nan
+        std = stdev(cosines) if len(cosines) > 1 else None
+        result[task] = GradientSimilarity(first, task, step, tuple(cosines), len(per_batch) - len(cosines), mean, std)
     return result
 
 
@@ -162,7 +162,7 @@ def one_step_gains(
     if criterion.needs_reference and measure_by == "score":
         criterion = criterion.with_reference(reference or measure(model, evaluation, seed=seed))
 
-    def judged() -> float:
+    def value_now() -> float:
         if measure_by == "loss":
             return -heldout_loss(model, problem, seed=seed)
         return criterion.score(measure(model, evaluation, seed=seed))
@@ -172,16 +172,16 @@ def one_step_gains(
     start = [p.detach().clone() for p in parameters]
     gradients = task_gradients(model, problem, [problem.target, auxiliary], count=count, seed=seed, step=step)
     with closing(gradients):
-        for found in gradients:
-            target, other = found.get(problem.target), found.get(auxiliary)
+        for batch in gradients:
+            target, other = batch.get(problem.target), batch.get(auxiliary)
             similarity = None if target is None or other is None else cosine(target, other)
             if target is None or other is None or similarity is None:
                 continue
             scores = []
             try:
                 for weight in (0.0, *weights):
-                    _place(parameters, start, target, other, rate, weight)
-                    scores.append(judged())
+                    _set_step(parameters, start, target, other, rate, weight)
+                    scores.append(value_now())
             finally:
                 _restore(parameters, start)
             points.append(OneStepPoint(similarity, tuple(score - scores[0] for score in scores[1:])))
@@ -197,8 +197,8 @@ def fit_cubic(x: Sequence[float], y: Sequence[float]) -> tuple[float, ...]:
     if len(set(x)) < 4 or not all(map(math.isfinite, (*x, *y))):
         return ()
     powers = np.vander(np.asarray(x, dtype=np.float64), 4, increasing=True)
-    found, *_ = np.linalg.lstsq(powers, np.asarray(y, dtype=np.float64), rcond=None)
-    return tuple(found.tolist())
+    coefficients, *_ = np.linalg.lstsq(powers, np.asarray(y, dtype=np.float64), rcond=None)
+    return tuple(coefficients.tolist())
 
 
 def correlation(x: Sequence[float], y: Sequence[float]) -> float | None:
@@ -211,7 +211,7 @@ def correlation(x: Sequence[float], y: Sequence[float]) -> float | None:
 
 
 @torch.no_grad()
-def _place(
+def _set_step(
     parameters: list[nn.Parameter], start: list[Tensor], target: Gradient, other: Gradient, rate: float, weight: float
 ) -> None:
     """Set θ − η(g_tgt + λ g_aux)."""

@@ -98,11 +98,11 @@ def learning_curve(label: str, runs: Sequence[Run], criterion: Criterion | None 
         ForkMerge, Fig. 11.
     """
     target = _same("target", [run.target for run in runs])
-    found = [
+    curves = [
         {r.end: _score(run, r.score, r.metrics, criterion) for r in run.searched if r.score is not None} for run in runs
     ]
-    steps = tuple(step for step in found[0] if all(step in scores for scores in found))
-    values = [[scores[step] for scores in found] for step in steps]
+    steps = tuple(step for step in curves[0] if all(step in scores for scores in curves))
+    values = [[scores[step] for scores in curves] for step in steps]
     return LearningCurve(label, target, steps, tuple(map(fmean, values)), tuple(map(_std, values)), len(runs))
 
 

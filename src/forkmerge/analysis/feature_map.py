@@ -37,8 +37,8 @@ def last_layer_inputs(evaluation: Evaluation) -> Features:
     def features(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
         entered: list[Tensor] = []
 
-        def note(layer: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-            entered[:] = [*given, *named.values()][:1]
+        def note(layer: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+            entered[:] = [*inputs, *named.values()][:1]
 
         with ExitStack() as hooks:
             for layer in model.modules():
@@ -99,9 +99,9 @@ def feature_map(
     if held is None:
         raise ProblemError(f"the target {problem.target!r} has no {split} data.")
     sources = [_stream(problem, problem.target), _stream(problem, auxiliary), held]
-    found = [_read(model, source, features, 4 * points, seed) for source in sources]
-    common = [label for label, _ in Counter(found[0][1].tolist()).most_common(classes)]
-    kept = [(x[mask], y[mask]) for x, y in found for mask in [torch.isin(y, torch.tensor(common))]]
+    samples = [_read(model, source, features, 4 * points, seed) for source in sources]
+    common = [label for label, _ in Counter(samples[0][1].tolist()).most_common(classes)]
+    kept = [(x[mask], y[mask]) for x, y in samples for mask in [torch.isin(y, torch.tensor(common))]]
     for name, (x, _) in zip((problem.target, auxiliary, split), kept, strict=True):
         if not len(x):
             raise ProblemError(

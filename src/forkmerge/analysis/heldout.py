@@ -92,8 +92,8 @@ def class_confidence(predictions: Any, targets: Any) -> Tensor:
         if predictions.dim() == targets.dim() + 1 and predictions.shape[1] > 1 and not targets.is_floating_point():
             rows = predictions.float()
             sums = rows.sum(1)
-            known = bool((rows >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), atol=1e-3)
-            return (rows if known else rows.softmax(1)).amax(1)
+            are_probabilities = bool((rows >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), atol=1e-3)
+            return (rows if are_probabilities else rows.softmax(1)).amax(1)
         binary = bool(((targets == 0) | (targets == 1)).all()) and bool(((predictions >= 0) & (predictions <= 1)).all())
         if binary and predictions.shape == targets.shape:
             return torch.maximum(predictions, 1 - predictions).float()

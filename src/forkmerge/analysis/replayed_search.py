@@ -86,13 +86,13 @@ class SavedRound:
             names: Branches, and "merge" for what the round merged them to; all branches where there are none.
         """
         points = dict(zip(self.names, vertices(len(self.names)), strict=True))
-        found = {}
+        states = {}
         for name in names or self.names:
             if name not in points and name != MERGE:
                 raise self._unknown(name)
             self.blend.binding.release(self.blend(points[name] if name in points else self._recorded()))
-            found[name] = copy_state(self.model)
-        return found
+            states[name] = copy_state(self.model)
+        return states
 
     def replay(
         self,
@@ -118,7 +118,7 @@ class SavedRound:
         data = evaluation or self.evaluation
         if metrics is not None or higher_is_better is not None:
             data = _measured_by(data, data.metrics if metrics is None else metrics, higher_is_better or {})
-        found = self._find(data, indices, search_from(search) or self.search)
+        merge = self._find(data, indices, search_from(search) or self.search)
         changed = {
             "search": search is not None,
             "data": evaluation is not None,
@@ -131,11 +131,11 @@ class SavedRound:
             question=f"another {words}" if words else "nothing",
             branches=self.names,
             recorded=dict(self.record.coefficients),
-            chosen=found.coefficients,
-            score=found.score,
+            chosen=merge.coefficients,
+            score=merge.score,
             recorded_score=self._scorer(data, indices)(self._recorded()),
-            branch_scores=found.branch_scores,
-            evaluations=len(found.candidates),
+            branch_scores=merge.branch_scores,
+            evaluations=len(merge.candidates),
         )
 
     def without(self, branch: str) -> Counterfactual:
@@ -150,14 +150,14 @@ class SavedRound:
         scaled = tuple(0.0 if i == out else recorded[i] / left for i in range(len(recorded))) if left else None
         search = self.search if self._serves(len(others)) else search_from("greedy")
         assert search is not None
-        found = self._find(self.evaluation, None, search, without=branch)
+        merge = self._find(self.evaluation, None, search, without=branch)
         return Counterfactual(
             round=self.record.index,
             branch=branch,
             score=score(recorded),
             without=math.nan if scaled is None else score(scaled),
-            searched=found.score,
-            coefficients=found.coefficients,
+            searched=merge.score,
+            coefficients=merge.coefficients,
         )
 
     def survival(self, *, splits: int = 20, seed: int = 0) -> Survival:

@@ -73,8 +73,8 @@ class TransferCurve(Record):
         for point in self.points:
             if abs(point.weight - weight) < 1e-9:
                 return point
-        known = ", ".join(f"{point.weight:g}" for point in self.points)
-        raise ProblemError(f"there is no transfer gain at λ = {weight:g}. Measured: {known}.")
+        weights = ", ".join(f"{point.weight:g}" for point in self.points)
+        raise ProblemError(f"there is no transfer gain at λ = {weight:g}. Measured: {weights}.")
 
 
 @dataclass(frozen=True)
@@ -213,8 +213,8 @@ class ShiftCurve(Record):
 
     def change(self, weight: float) -> float | None:
         """Return CSD(λ) − CSD(0): positive if the auxiliary makes the model less confident; None if not measured."""
-        found = (point.mean for point in self.points if abs(point.weight - weight) < 1e-9)
-        return next((mean - self.points[0].mean for mean in found), None)
+        means = (point.mean for point in self.points if abs(point.weight - weight) < 1e-9)
+        return next((mean - self.points[0].mean for mean in means), None)
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,8 @@ def shift_curve(discrepancies: Mapping[float, Mapping[int, float]], curve: Trans
         if weight not in gains:
             raise ProblemError(f"there is a discrepancy at λ = {weight:g}, but no transfer gain.")
         values = tuple(discrepancies[weight].values())
-        found = spread(values)
-        points.append(ShiftPoint(weight, values, found.mean, found.std, gains[weight]))
+        over_seeds = spread(values)
+        points.append(ShiftPoint(weight, values, over_seeds.mean, over_seeds.std, gains[weight]))
     return ShiftCurve(curve.target, curve.auxiliary, curve.split, curve.seeds, tuple(points))
 
 

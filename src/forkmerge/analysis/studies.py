@@ -84,16 +84,16 @@ def measure_shift(
     References:
         ForkMerge, Section 3.2 and Fig. 3b.
     """
-    grades, curves = _measure(
+    runs, curves = _measure(
         recipes, auxiliaries, weights, seeds, maker=maker, label=label, steps=steps, split=split, workers=workers
     )
-    found = {}
+    shifts = {}
     for name, curve in curves.items():
-        shift = shift_of(grades, curve)
+        shift = shift_of(runs, curve)
         if shift is None:
             raise ProblemError(f"the predictions of {curve.target!r} are no class scores: they have no confidence.")
-        found[name] = shift
-    return found
+        shifts[name] = shift
+    return shifts
 
 
 def _measure(
@@ -109,22 +109,22 @@ def _measure(
     workers: int,
     confidence: float = CONFIDENCE,
 ) -> tuple[list[TransferRunResult], dict[str, TransferCurve]]:
-    """Train the target alone and with every auxiliary at every λ; return the grades and the curves they show."""
+    """Train the target alone and with every auxiliary at every λ; return the results and the curves they show."""
     numbers = tuple(seeds)
     problem = recipes(numbers[0]).problem
     if split == "test" and problem.target not in problem.evaluations("test"):
         raise ProblemError(f"the target {problem.target!r} has no test data: pass split='validation'.")
     names = problem.auxiliaries if auxiliaries is None else tuple(auxiliaries)
-    lesson = partial(TransferRun, recipes, steps=steps, test=split == "test")
-    lessons = [lesson(seed) for seed in numbers]
-    lessons += [lesson(s, a, w, maker=maker, label=label) for s, a, w in product(numbers, names, weights)]
-    grades = do_transfer_runs(lessons, workers)
-    curve = partial(curve_of, grades, problem.target, label=label, split=split, confidence=confidence)
-    return grades, {name: curve(name) for name in names}
+    run = partial(TransferRun, recipes, steps=steps, test=split == "test")
+    runs = [run(seed) for seed in numbers]
+    runs += [run(s, a, w, maker=maker, label=label) for s, a, w in product(numbers, names, weights)]
+    results = do_transfer_runs(runs, workers)
+    curve = partial(curve_of, results, problem.target, label=label, split=split, confidence=confidence)
+    return results, {name: curve(name) for name in names}
 
 
 def curve_of(
-    grades: Sequence[TransferRunResult],
+    runs: Sequence[TransferRunResult],
     target: str,
     auxiliary: str,
     *,
@@ -132,15 +132,15 @@ def curve_of(
     split: str = "validation",
     confidence: float = CONFIDENCE,
 ) -> TransferCurve:
-    """Return the transfer curve that grades show, those of single-task training among them."""
-    baseline = {grade.seed: grade.metrics[split] for grade in grades if not grade.auxiliary}
+    """Return the transfer curve that runs show, those of single-task training among them."""
+    baseline = {run.seed: run.metrics[split] for run in runs if not run.auxiliary}
     metrics: dict[float, dict[int, Mapping[str, float]]] = {}
-    for grade in grades:
-        if grade.auxiliary == auxiliary:
-            metrics.setdefault(grade.weight, {})[grade.seed] = grade.metrics[split]
-    directions = grades[0].directions
+    for run in runs:
+        if run.auxiliary == auxiliary:
+            metrics.setdefault(run.weight, {})[run.seed] = run.metrics[split]
+    directions = runs[0].directions
     return transfer_curve(
-        {weight: scores_of(found, baseline, directions) for weight, found in metrics.items()},
+        {weight: scores_of(by_seed, baseline, directions) for weight, by_seed in metrics.items()},
         scores_of(baseline, baseline, directions),
         target=target,
         auxiliary=auxiliary,
@@ -150,15 +150,15 @@ def curve_of(
     )
 
 
-def shift_of(grades: Sequence[TransferRunResult], curve: TransferCurve) -> ShiftCurve | None:
-    """Return CSD(λ) beside a transfer curve of the same grades; None where there are no confidences."""
-    found: dict[float, dict[int, float]] = {}
-    for grade in grades:
-        if grade.auxiliary in ("", curve.auxiliary) and curve.split in grade.discrepancy:
-            found.setdefault(grade.weight if grade.auxiliary else 0.0, {})[grade.seed] = grade.discrepancy[curve.split]
-    if 0.0 not in found or len(found) < 2:
+def shift_of(runs: Sequence[TransferRunResult], curve: TransferCurve) -> ShiftCurve | None:
+    """Return CSD(λ) beside a transfer curve of the same runs; None where there are no confidences."""
+    discrepancies: dict[float, dict[int, float]] = {}
+    for run in runs:
+        if run.auxiliary in ("", curve.auxiliary) and curve.split in run.discrepancy:
+            discrepancies.setdefault(run.weight if run.auxiliary else 0.0, {})[run.seed] = run.discrepancy[curve.split]
+    if 0.0 not in discrepancies or len(discrepancies) < 2:
         return None
-    return shift_curve(found, curve)
+    return shift_curve(discrepancies, curve)
 
 
 def measure_matrix(

@@ -1,6 +1,6 @@
 """The training runs that analyses need: one auxiliary beside the target at one λ, with one seed.
 
-A lesson is plain data, so that it can be sent to a worker process; what it gives is plain data, so that it can be
+A run is plain data, so that it can be sent to a worker process; what it gives is plain data, so that it can be
 written down and need not be done again.
 """
 
@@ -35,7 +35,7 @@ Maker = Callable[[Recipe, str, float], Algorithm]
 """From (recipe, auxiliary, λ) to the algorithm whose transfer gain is measured."""
 
 EVERY = ":all"
-"""Stands for all auxiliaries at once, where a lesson names one; no task can have this name."""
+"""Stands for all auxiliaries at once, where a run names one; no task can have this name."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class TransferRun:
 
 @dataclass(frozen=True)
 class TransferRunResult(Record):
-    """What a lesson gave.
+    """What a run gave.
 
     Args:
         auxiliary: The auxiliary; empty for single-task training.
@@ -157,19 +157,19 @@ class TransferRunResult(Record):
     seconds: float = 0.0
 
 
-def take(lesson: TransferRun, tell: Tell = lambda value: None) -> TransferRunResult:
-    """Train, and measure what came out; one thread, because the bits depend on it and several lessons share cores."""
+def do_transfer_run(transfer_run: TransferRun, tell: Tell = lambda value: None) -> TransferRunResult:
+    """Train, and measure what came out; one thread, because the bits depend on it and several runs share cores."""
     started = time.perf_counter()
     with random_state_kept(), using_threads(1):
-        recipe = lesson.recipes(lesson.seed)
+        recipe = transfer_run.recipes(transfer_run.seed)
         problem = recipe.problem
-        run = fit_transfer_run(lesson, recipe)
-        metrics, discrepancy, loss = _measured(run, problem, lesson)
+        run = fit_transfer_run(transfer_run, recipe)
+        metrics, discrepancy, loss = _measured(run, problem, transfer_run)
     merged = len(run.rounds[0].branches) > 1 if run.rounds else False
     return TransferRunResult(
-        auxiliary=lesson.auxiliary,
-        weight=lesson.weight,
-        seed=lesson.seed,
+        auxiliary=transfer_run.auxiliary,
+        weight=transfer_run.weight,
+        seed=transfer_run.seed,
         steps=run.steps,
         metrics=metrics,
         directions=problem.target_validation.directions,
@@ -181,11 +181,11 @@ def take(lesson: TransferRun, tell: Tell = lambda value: None) -> TransferRunRes
     )
 
 
-def fit_transfer_run(lesson: TransferRun, recipe: Recipe) -> Run:
-    """Train a lesson's model with the recipe's own options; validation labels are never trained on."""
-    recipe = shortened(recipe, lesson.steps)
-    algorithm = lesson.maker(recipe, lesson.auxiliary, lesson.weight) if lesson.auxiliary else single_task(recipe)
-    options = {"steps": recipe.steps, **recipe.options, "seed": lesson.seed, "workers": 1, "threads": 1}
+def fit_transfer_run(run: TransferRun, recipe: Recipe) -> Run:
+    """Train a model with the recipe's own options; validation labels are never trained on."""
+    recipe = shortened(recipe, run.steps)
+    algorithm = run.maker(recipe, run.auxiliary, run.weight) if run.auxiliary else single_task(recipe)
+    options = {"steps": recipe.steps, **recipe.options, "seed": run.seed, "workers": 1, "threads": 1}
     return algorithm.fit(recipe.problem, model=recipe.model, optimizer=recipe.optimizer, **options)
 
 
@@ -193,8 +193,10 @@ def shortened(recipe: Recipe, steps: int | None) -> Recipe:
     """Return a recipe of so many steps, with as many rounds as before."""
     if steps is None or steps == recipe.steps:
         return recipe
-    known = {name: getattr(recipe.algorithm, name, None) for name in ("interval", "validate_every")}
-    shorter = {name: max(round(value * steps / recipe.steps), 1) for name, value in known.items() if value is not None}
+    intervals = {name: getattr(recipe.algorithm, name, None) for name in ("interval", "validate_every")}
+    shorter = {
+        name: max(round(value * steps / recipe.steps), 1) for name, value in intervals.items() if value is not None
+    }
     algorithm: Algorithm = replace(recipe.algorithm, **shorter) if shorter else recipe.algorithm  # type: ignore[type-var]
     return replace(recipe, steps=steps, algorithm=algorithm)
 
@@ -208,26 +210,26 @@ def halfway(recipe: Recipe, steps: int) -> Recipe:
 
 
 def _measured(
-    run: Run, problem: Problem, lesson: TransferRun
+    run: Run, problem: Problem, transfer_run: TransferRun
 ) -> tuple[dict[str, dict[str, float]], dict[str, float], float | None]:
     assert run.model is not None
     evaluations = {"validation": problem.target_validation}
-    if lesson.test and problem.target in problem.evaluations("test"):
+    if transfer_run.test and problem.target in problem.evaluations("test"):
         evaluations["test"] = problem.evaluations("test")[problem.target]
     metrics, discrepancy = {}, {}
     for split, evaluation in evaluations.items():
-        metrics[split] = measure(run.model, evaluation, seed=lesson.seed)
+        metrics[split] = measure(run.model, evaluation, seed=transfer_run.seed)
         with suppress(ProblemError):  # predictions that are no class scores have no confidence of their own
-            discrepancy[split] = confidence_discrepancy(run.model, evaluation, seed=lesson.seed)
-    readable = reads_heldout(run.model, problem, lesson.seed)
-    return metrics, discrepancy, heldout_loss(run.model, problem, seed=lesson.seed) if readable else None
+            discrepancy[split] = confidence_discrepancy(run.model, evaluation, seed=transfer_run.seed)
+    readable = reads_heldout(run.model, problem, transfer_run.seed)
+    return metrics, discrepancy, heldout_loss(run.model, problem, seed=transfer_run.seed) if readable else None
 
 
-def do_transfer_runs(lessons: Sequence[TransferRun], workers: int = 1) -> list[TransferRunResult]:
-    """Take lessons in worker processes, of one thread each; the grades do not depend on their number."""
-    found: dict[int, TransferRunResult] = {}
-    for index, result in run_calls(take, lessons, workers):
+def do_transfer_runs(runs: Sequence[TransferRun], workers: int = 1) -> list[TransferRunResult]:
+    """Do runs in worker processes, of one thread each; the results do not depend on their number."""
+    results: dict[int, TransferRunResult] = {}
+    for index, result in run_calls(do_transfer_run, runs, workers):
         if isinstance(result, Failure):
-            raise ProblemError(f"the run {lessons[index].name!r} of the analysis failed: {result.error}")
-        found[index] = result
-    return [found[index] for index in range(len(lessons))]
+            raise ProblemError(f"the run {runs[index].name!r} of the analysis failed: {result.error}")
+        results[index] = result
+    return [results[index] for index in range(len(runs))]

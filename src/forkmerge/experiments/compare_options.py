@@ -48,33 +48,33 @@ def check_table(table: Any) -> dict[str, Any]:
     return dict(table)
 
 
-def options_from(table: Any, **given: Any) -> CompareOptions:
+def options_from(table: Any, **options: Any) -> CompareOptions:
     """Return the options of a [compare] table; those given that are not None take the place of the table's.
 
     Example:
         >>> options_from({"methods": ["stl", "forkmerge[interval=5]"], "seeds": 3}, seeds=2).seeds
         (0, 1)
     """
-    chosen = {**check_table(table), **{key: value for key, value in given.items() if value is not None}}
-    made: dict[str, Any] = {}
-    for key, value in chosen.items():
+    values = {**check_table(table), **{key: value for key, value in options.items() if value is not None}}
+    arguments: dict[str, Any] = {}
+    for key, value in values.items():
         if key in ("methods", "targets"):
-            made[key] = _words(key, value)
+            arguments[key] = _words(key, value)
         elif key == "seeds":
-            made[key] = _seeds(value)
+            arguments[key] = _seeds(value)
         elif key == "tune":
-            made[key] = _tune(value)
+            arguments[key] = _tune(value)
         elif key in ("equal_labels", "equal_compute"):
             if not isinstance(value, bool):
                 raise ConfigError(f"[compare] {key} must be true or false, got {value!r}.")
-            made[key] = value
+            arguments[key] = value
         else:
-            made[key] = check_count(key, value, error=ConfigError)
-    options = CompareOptions(**made)
-    if options.tune_seeds > len(options.seeds):
-        count = len(options.seeds)
-        raise ConfigError(f"tune_seeds must be from 1 to the number of seeds, {count}, got {options.tune_seeds}.")
-    return options
+            arguments[key] = check_count(key, value, error=ConfigError)
+    result = CompareOptions(**arguments)
+    if result.tune_seeds > len(result.seeds):
+        count = len(result.seeds)
+        raise ConfigError(f"tune_seeds must be from 1 to the number of seeds, {count}, got {result.tune_seeds}.")
+    return result
 
 
 def _words(key: str, value: Any) -> tuple[str, ...]:
@@ -82,11 +82,11 @@ def _words(key: str, value: Any) -> tuple[str, ...]:
     if not isinstance(parts, Sequence) or not all(isinstance(part, str) for part in parts):
         raise ConfigError(f"[compare] {key} must be a string or a list of strings, got {value!r}.")
     words = [word for part in parts for word in (split_words(part) if key == "methods" else part.split(","))]
-    found = tuple(dict.fromkeys(word.strip() for word in words if word.strip()))
-    if not found:
+    unique = tuple(dict.fromkeys(word.strip() for word in words if word.strip()))
+    if not unique:
         example = "--methods stl,ew,forkmerge" if key == "methods" else "--targets all"
         raise ConfigError(f"--{key} names no {'method' if key == 'methods' else 'task'}: write e.g. {example}.")
-    return found
+    return unique
 
 
 def _seeds(value: Any) -> tuple[int, ...]:

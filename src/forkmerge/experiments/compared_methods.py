@@ -136,22 +136,22 @@ COMPARED_METHODS = {word: ComparedMethod(word, label, word) for word, label in _
 
 
 def compared_methods_from(text: str) -> list[ComparedMethod]:
-    """Return the contenders of a comma-separated list of words, each once; `paper` and `all` stand for many.
+    """Return the methods of a comma-separated list of words, each once; `paper` and `all` stand for many.
 
     A word may have options, `WORD[key=value,…]`: those of its algorithm or method, and `lr`.
 
     Example:
-        >>> [contender.label for contender in compared_methods_from("stl, PC-Grad, forkmerge+pcgrad")]
+        >>> [method.label for method in compared_methods_from("stl, PC-Grad, forkmerge+pcgrad")]
         ['STL', 'PCGrad', 'ForkMerge + PCGrad']
     """
-    found: dict[str, ComparedMethod] = {}
+    methods: dict[str, ComparedMethod] = {}
     for word in split_words(text):
         group = {"paper": PAPER, "all": everything()}.get(word.lower(), [word])
         for member in map(compared_method_from, group):
-            found.setdefault(member.word, member)
-    if not found:
+            methods.setdefault(member.word, member)
+    if not methods:
         raise ConfigError("--methods names no method: write e.g. --methods stl,ew,forkmerge.")
-    return list(found.values())
+    return list(methods.values())
 
 
 def everything() -> list[str]:
@@ -160,13 +160,13 @@ def everything() -> list[str]:
 
 
 def compared_method_from(word: str) -> ComparedMethod:
-    """Return the contender that a word names; case, "-" and "_" do not matter in names of methods."""
+    """Return the method that a word names; case, "-" and "_" do not matter in names of methods."""
     plain, options = split_options(word)
-    found = _without_options(plain)
+    method = _without_options(plain)
     if not options:
-        return found
+        return method
     shown = show_options(options)
-    return replace(found, word=found.word + shown, label=found.label + shown, options=tuple(sorted(options.items())))
+    return replace(method, word=method.word + shown, label=method.label + shown, options=tuple(sorted(options.items())))
 
 
 def _without_options(word: str) -> ComparedMethod:
@@ -194,8 +194,8 @@ def _method_name(text: str) -> str:
         name = "torchjd:" + text.partition(":")[2]
         method_from(name)  # refuses what does not exist
         return name
-    known = {method_key(name): name for name in METHODS}
-    if method_key(text) not in known:
+    names = {method_key(name): name for name in METHODS}
+    if method_key(text) not in names:
         words = [
             *COMPARED_METHODS,
             *(_word(name) for name in METHODS),
@@ -205,7 +205,7 @@ def _method_name(text: str) -> str:
             "all",
         ]
         raise ConfigError("--methods: " + unknown_name("method", text.lower(), dict.fromkeys(words)))
-    return known[method_key(text)]
+    return names[method_key(text)]
 
 
 def _word(name: str) -> str:
@@ -216,7 +216,7 @@ def equal_compute_words(chosen: Sequence[ComparedMethod], branches: Mapping[str,
     """Return what the compute of the chosen forms of ForkMerge would have bought otherwise.
 
     Args:
-        chosen: The contenders asked for.
+        chosen: The methods asked for.
         branches: B by word.
     """
     words = [f"{member.base}-uniform" for member in chosen if member.base in _BRANCHES and member.method is None] or [
@@ -227,16 +227,16 @@ def equal_compute_words(chosen: Sequence[ComparedMethod], branches: Mapping[str,
     return words
 
 
-def takes(contender: ComparedMethod, recipe: Recipe, key: str) -> bool:
-    """Whether an option means anything to a contender and is not fixed; `interval` is Δt, so ForkMerge's alone."""
-    if key in dict(contender.options):
+def takes(method: ComparedMethod, recipe: Recipe, key: str) -> bool:
+    """Whether an option means anything to a method and is not fixed; `interval` is Δt, so ForkMerge's alone."""
+    if key in dict(method.options):
         return False
     if key == "lr":
         return True
-    algorithm = contender.algorithm(recipe, refit=False)
+    algorithm = method.algorithm(recipe, refit=False)
     if key == "interval":
         return isinstance(algorithm, ForkMerge)
-    return _place(algorithm, key) is not None
+    return _owner(algorithm, key) is not None
 
 
 def with_setting(recipe: Recipe, setting: Mapping[str, Any]) -> Recipe:
@@ -252,28 +252,28 @@ def with_setting(recipe: Recipe, setting: Mapping[str, Any]) -> Recipe:
 
 
 def _changed(algorithm: Any, key: str, value: Any) -> Any:
-    place = _place(algorithm, key)
-    if place is None:
-        known = ["lr", *_options(algorithm)]
-        raise ConfigError(f"{type(algorithm).__name__} has no option {key!r}: " + unknown_name("option", key, known))
-    if place == "":
+    owner = _owner(algorithm, key)
+    if owner is None:
+        names = ["lr", *_options(algorithm)]
+        raise ConfigError(f"{type(algorithm).__name__} has no option {key!r}: " + unknown_name("option", key, names))
+    if owner == "":
         return replace(algorithm, **{key: value})
-    return replace(algorithm, **{place: _changed(getattr(algorithm, place), key, value)})
+    return replace(algorithm, **{owner: _changed(getattr(algorithm, owner), key, value)})
 
 
 def _options(value: Any) -> list[str]:
     """Return the options of an algorithm, and of the method or algorithm inside it."""
     if not is_dataclass(value):
         return []
-    inner = [name for place in ("method", "algorithm") for name in _options(getattr(value, place, None))]
+    inner = [name for owner in ("method", "algorithm") for name in _options(getattr(value, owner, None))]
     return list(dict.fromkeys([*(item.name for item in fields(value)), *inner]))
 
 
-def _place(value: Any, key: str) -> str | None:
+def _owner(value: Any, key: str) -> str | None:
     """Where an option stands: here (""), in the method or algorithm inside, or nowhere."""
     if not is_dataclass(value):
         return None
     if key in (item.name for item in fields(value)):
         return ""
-    inner = (name for name in ("method", "algorithm") if _place(getattr(value, name, None), key) is not None)
+    inner = (name for name in ("method", "algorithm") if _owner(getattr(value, name, None), key) is not None)
     return next(inner, None)

@@ -130,9 +130,9 @@ def plan_comparison(
         branches = {m.word: branch_count(m.algorithm(recipe, refit=False), recipe.problem) for m in chosen}
         chosen += [compared_method_from(word) for word in equal_compute_words(chosen, branches)]
     unique = tuple({method.word: method for method in chosen}.values())
-    found = _targets(recipe.problem, options.targets)
-    _check_methods(recipe, unique, found, options)
-    return Comparison(recipe, unique, found, options.seeds, options.tune, options.tune_seeds, options.equal_labels)
+    names = _targets(recipe.problem, options.targets)
+    _check_methods(recipe, unique, names, options)
+    return Comparison(recipe, unique, names, options.seeds, options.tune, options.tune_seeds, options.equal_labels)
 
 
 def _check_methods(
@@ -183,12 +183,12 @@ def run_comparison(
         recipe = pretrained(comparison.recipe, watch)
         comparison = replace(comparison, recipe=recipe)
         _note_plan(comparison, folder, watch)
-        _run_all(list(_tuning_trials(comparison, folder)), folder, workers, watch)
-        trials = list(_final_trials(comparison, folder))
-        for trial in trials:
-            if trial.record.error is not None:  # there is no setting to run it with
-                trial.record.write(folder)
-        _run_all([trial for trial in trials if trial.record.error is None], folder, workers, watch)
+        _run_all(list(_tuning_runs(comparison, folder)), folder, workers, watch)
+        runs = list(_final_runs(comparison, folder))
+        for run in runs:
+            if run.record.error is not None:  # there is no setting to run it with
+                run.record.write(folder)
+        _run_all([run for run in runs if run.record.error is None], folder, workers, watch)
 
 
 def _note_plan(comparison: Comparison, folder: Path, watch: Watch) -> None:
@@ -219,14 +219,14 @@ def settings_of(comparison: Comparison, method: ComparedMethod) -> list[dict[str
     return [dict(zip(keys, values, strict=True)) for values in product(*(comparison.tune[key] for key in keys))]
 
 
-def _tuning_trials(comparison: Comparison, out: Path) -> Iterator[ComparisonRun]:
+def _tuning_runs(comparison: Comparison, out: Path) -> Iterator[ComparisonRun]:
     for seed, target, method in _grid(comparison, comparison.seeds[: comparison.tune_seeds]):
         settings = settings_of(comparison, method)
         if len(settings) > 1:
-            yield from (_trial(comparison, out, method, target, seed, setting, "tuning") for setting in settings)
+            yield from (_run(comparison, out, method, target, seed, setting, "tuning") for setting in settings)
 
 
-def _final_trials(comparison: Comparison, out: Path) -> Iterator[ComparisonRun]:
+def _final_runs(comparison: Comparison, out: Path) -> Iterator[ComparisonRun]:
     chosen: dict[tuple[str, str], dict[str, Any] | None] = {}
     for seed, target, method in _grid(comparison, comparison.seeds):
         settings = settings_of(comparison, method)
@@ -235,10 +235,10 @@ def _final_trials(comparison: Comparison, out: Path) -> Iterator[ComparisonRun]:
             choice = choose_setting(comparison, out, method, target) if tuned else settings[0]
             chosen[target, method.word] = choice
         setting = chosen[target, method.word]
-        trial = _trial(comparison, out, method, target, seed, setting or {}, "final")
+        run = _run(comparison, out, method, target, seed, setting or {}, "final")
         if setting is None:
-            trial = replace(trial, record=replace(trial.record, error="every run that tuning tried has failed"))
-        yield trial
+            run = replace(run, record=replace(run.record, error="every run that tuning tried has failed"))
+        yield run
 
 
 def _grid(comparison: Comparison, seeds: Sequence[int]) -> Iterator[tuple[int, str, ComparedMethod]]:
@@ -250,9 +250,9 @@ def choose_setting(comparison: Comparison, out: Path, method: ComparedMethod, ta
     settings = settings_of(comparison, method)
     totals = [0.0] * len(settings)
     for seed in comparison.seeds[: comparison.tune_seeds]:
-        trials = [_trial(comparison, out, method, target, seed, setting, "tuning") for setting in settings]
-        found = [read_run_result(out, trial.record.file) for trial in trials]
-        usable = {index: o for index, o in enumerate(found) if o is not None and o.error is None}
+        runs = [_run(comparison, out, method, target, seed, setting, "tuning") for setting in settings]
+        results = [read_run_result(out, run.record.file) for run in runs]
+        usable = {index: o for index, o in enumerate(results) if o is not None and o.error is None}
         values = [{name: math.nan if v is None else v for name, v in o.validation.items()} for o in usable.values()]
         directions = comparison.recipe.problem.evaluations("validation")[target].directions
         scores = dict(zip(usable, comparable_scores(directions, values) if values else [], strict=True))
@@ -261,7 +261,7 @@ def choose_setting(comparison: Comparison, out: Path, method: ComparedMethod, ta
     return settings[best] if totals[best] > -math.inf else None
 
 
-def _trial(
+def _run(
     comparison: Comparison,
     out: Path,
     method: ComparedMethod,
@@ -290,17 +290,17 @@ def _target_folder(problem: Problem, target: str) -> str:
     return name if len(alike) == 1 else safe_name(f"{target}:{problem.tasks.index(target)}")
 
 
-def _run_all(trials: Sequence[ComparisonRun], out: Path, workers: int, watch: Watch) -> None:
+def _run_all(runs: Sequence[ComparisonRun], out: Path, workers: int, watch: Watch) -> None:
     waiting = []
-    for trial in trials:
-        done = read_run_result(out, trial.record.file)
+    for run in runs:
+        done = read_run_result(out, run.record.file)
         if done is None or done.error is not None:
-            waiting.append(trial)
+            waiting.append(run)
     # Seed by seed, so that what an interruption leaves can be compared; the longest first, so that none ends alone.
-    order = {seed: place for place, seed in enumerate(dict.fromkeys(trial.record.seed for trial in trials))}
-    waiting.sort(key=lambda trial: (order[trial.record.seed], -trial.work))
-    total = len(trials)
-    kinds, work = [trial.record.method for trial in waiting], [trial.work for trial in waiting]
+    order = {seed: position for position, seed in enumerate(dict.fromkeys(run.record.seed for run in runs))}
+    waiting.sort(key=lambda run: (order[run.record.seed], -run.work))
+    total = len(runs)
+    kinds, work = [run.record.method for run in waiting], [run.work for run in waiting]
     watch({"event": "begin", "runs": total, "ended": total - len(waiting), "kinds": kinds, "work": work})
     if not waiting:
         return

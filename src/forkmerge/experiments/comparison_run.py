@@ -53,15 +53,15 @@ class ComparisonRun:
         return Path(self.out) / self.record.folder
 
 
-def do_comparison_run(trial: ComparisonRun, tell: Tell) -> RunResult:
+def do_comparison_run(job: ComparisonRun, tell: Tell) -> RunResult:
     """Do a run, or continue it, and return its record; the test split is read once, after the fit.
 
     One thread, because the bits depend on it and several runs share the machine.
     """
-    record = trial.record
+    record = job.record
     with random_state_kept(), using_threads(1):
-        recipe = prepare(trial)
-        folder = trial.folder
+        recipe = prepare(job)
+        folder = job.folder
         folder.parent.mkdir(parents=True, exist_ok=True)
         options = {"steps": recipe.steps, **recipe.options, "seed": record.seed, "workers": 1, "threads": 1}
         run = recipe.algorithm.fit(
@@ -75,25 +75,25 @@ def do_comparison_run(trial: ComparisonRun, tell: Tell) -> RunResult:
         )
         if record.kind == "final":
             measure_test(run, recipe.problem, folder)
-        return replace(record, **_results(recipe, run, trial))
+        return replace(record, **_results(recipe, run, job))
 
 
-def prepare(trial: ComparisonRun) -> Recipe:
-    """Return the trial's recipe; a model or data that its function draws at random depend on the seed alone."""
-    set_random_state(derive(trial.record.seed, "recipe"))
-    recipe = recipe_from(trial.source)
-    contender = compared_method_from(trial.record.method)
-    return with_setting(contender.prepare(recipe, refit=trial.refit), trial.record.setting)
+def prepare(job: ComparisonRun) -> Recipe:
+    """Return a run's recipe; a model or data that its function draws at random depend on the seed alone."""
+    set_random_state(derive(job.record.seed, "recipe"))
+    recipe = recipe_from(job.source)
+    method = compared_method_from(job.record.method)
+    return with_setting(method.prepare(recipe, refit=job.refit), job.record.setting)
 
 
-def _results(recipe: Recipe, run: Run, trial: ComparisonRun) -> dict[str, Any]:
+def _results(recipe: Recipe, run: Run, job: ComparisonRun) -> dict[str, Any]:
     problem = recipe.problem
     evaluation, split, metrics = problem.target_validation, "validation", run.metrics
     if run.test is not None:
         evaluation, split, metrics = problem.evaluations("test")[problem.target], "test", run.test
     memory = None
-    if trial.weighs:
-        options = on_own_device({**recipe.options, "seed": trial.record.seed, "threads": 1})
+    if job.weighs:
+        options = on_own_device({**recipe.options, "seed": job.record.seed, "threads": 1})
         seeded = replace(recipe, options=options)
         memory = _memory(seeded)
     return {
@@ -112,11 +112,11 @@ def _results(recipe: Recipe, run: Run, trial: ComparisonRun) -> dict[str, Any]:
     }
 
 
-def _round(found: Round) -> dict[str, Any]:
-    short: dict[str, Any] = {"end": found.end, "score": found.score, "metrics": found.metrics}
-    if len(found.branches) > 1:
-        short["coefficients"] = found.coefficients
-        short["branches"] = {name: branch.score for name, branch in found.branches.items()}
+def _round(round_record: Round) -> dict[str, Any]:
+    short: dict[str, Any] = {"end": round_record.end, "score": round_record.score, "metrics": round_record.metrics}
+    if len(round_record.branches) > 1:
+        short["coefficients"] = round_record.coefficients
+        short["branches"] = {name: branch.score for name, branch in round_record.branches.items()}
     return short
 
 

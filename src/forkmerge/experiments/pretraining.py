@@ -167,19 +167,19 @@ def find_weights(
 def load_part(model: nn.Module, weights: Mapping[str, Tensor], part: str) -> None:
     """Load the weights of a part of one model into the same part of another; all must fit."""
     prefix = f"{part}." if part else ""
-    given = {name[len(prefix) :]: tensor for name, tensor in weights.items() if name.startswith(prefix)}
+    part_weights = {name[len(prefix) :]: tensor for name, tensor in weights.items() if name.startswith(prefix)}
     try:
-        place = model.get_submodule(part)
+        module = model.get_submodule(part)
     except AttributeError:
         children = [name for name, _ in model.named_children()]
         raise ConfigError("[pretrain] " + unknown_name("part of the model", part, children)) from None
-    if not given:
+    if not part_weights:
         names = dict.fromkeys(name.split(".", 1)[0] for name in weights)
         raise ConfigError("[pretrain] " + unknown_name("part of the pre-trained model", part, names))
-    wanted = place.state_dict()
-    faults = [f"{prefix}{name} is missing" for name in wanted if name not in given]
-    faults += [f"{prefix}{name} is not expected" for name in given if name not in wanted]
-    for name, tensor in given.items():
+    wanted = module.state_dict()
+    faults = [f"{prefix}{name} is missing" for name in wanted if name not in part_weights]
+    faults += [f"{prefix}{name} is not expected" for name in part_weights if name not in wanted]
+    for name, tensor in part_weights.items():
         if name in wanted and wanted[name].shape != tensor.shape:
             faults.append(f"{prefix}{name} is {tuple(tensor.shape)} and not {tuple(wanted[name].shape)}")
     if faults:
@@ -188,7 +188,7 @@ def load_part(model: nn.Module, weights: Mapping[str, Tensor], part: str) -> Non
             f"[pretrain] the pre-trained weights do not fit the model: {'; '.join(faults[:3])}{more}. Give both "
             "recipes the same network there, or name another part."
         )
-    place.load_state_dict(given)
+    module.load_state_dict(part_weights)
 
 
 def content_key(recipe: Recipe) -> str:

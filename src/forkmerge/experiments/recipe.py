@@ -191,8 +191,8 @@ def algorithm_from(value: str | Mapping[str, Any], default: Algorithm) -> Algori
     kind = type(default) if name is None else ALGORITHMS.get(name)
     if kind is None:
         raise ConfigError("[algorithm] " + unknown_name("algorithm", name, ALGORITHMS))
-    known = [item.name for item in fields(kind)]  # type: ignore[arg-type]  # every algorithm is a dataclass
-    _check_keys(f"[algorithm] {kind.__name__}", options, known)
+    names = [item.name for item in fields(kind)]  # type: ignore[arg-type]  # every algorithm is a dataclass
+    _check_keys(f"[algorithm] {kind.__name__}", options, names)
     if preset is not None:
         if kind is not ForkMerge or preset not in ("paper", "authors_scripts"):
             raise ConfigError("[algorithm] " + unknown_name("preset", preset, ("paper", "authors_scripts")))
@@ -228,10 +228,10 @@ def _named(what: str, value: Any) -> tuple[str, dict[str, Any]]:
     return str(options.pop("name")), options
 
 
-def _check_keys(where: str, given: Mapping[str, Any], known: Any) -> None:
-    for key in given:
-        if key not in known:
-            raise ConfigError(f"{where}: " + unknown_name("key", key, known))
+def _check_keys(where: str, table: Mapping[str, Any], names: Any) -> None:
+    for key in table:
+        if key not in names:
+            raise ConfigError(f"{where}: " + unknown_name("key", key, names))
 
 
 def _find_function(reference: str, folders: list[str]) -> Callable[..., Any]:
@@ -249,12 +249,12 @@ def _find_function(reference: str, folders: list[str]) -> Callable[..., Any]:
         if error.name not in (module_name, module_name.split(".", 1)[0]):
             raise
         raise ConfigError(f"no module named {module_name!r} in {', '.join(folders)} or the environment.") from None
-    found = getattr(module, name, None)
-    if not callable(found):
+    function = getattr(module, name, None)
+    if not callable(function):
         own = (n for n, item in vars(module).items() if inspect.isfunction(item) and item.__module__ == module_name)
         public = [n for n in own if not n.startswith("_")]
         raise ConfigError(f"module {module_name!r}: " + unknown_name("function", name, public))
-    result: Callable[..., Any] = found
+    result: Callable[..., Any] = function
     return result
 
 
@@ -262,8 +262,8 @@ def _call(function: Callable[..., Any], arguments: Mapping[str, Any], reference:
     try:
         inspect.signature(function).bind(**arguments)
     except TypeError as error:
-        known = list(inspect.signature(function).parameters)
-        raise ConfigError(f"[arguments] do not fit {reference}: {error}. It takes: {', '.join(known)}.") from None
+        parameters = list(inspect.signature(function).parameters)
+        raise ConfigError(f"[arguments] do not fit {reference}: {error}. It takes: {', '.join(parameters)}.") from None
     return function(**arguments)
 
 

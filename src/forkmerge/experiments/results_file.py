@@ -36,33 +36,33 @@ def read_comparison(source: str | os.PathLike[str]) -> tuple[dict[str, Any], lis
 def write_records(out: str | os.PathLike[str], file: str | os.PathLike[str]) -> None:
     """Write the plan and all records of a comparison's folder into one file; nothing for an empty comparison."""
     path = Path(file)
-    plan, outcomes = read_comparison(out)
+    plan, results = read_comparison(out)
     with explained(f"make the folder {path.parent}"):
         path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, to_text(plan, outcomes).encode())
+    write_atomically(path, to_text(plan, results).encode())
 
 
-def to_text(plan: Mapping[str, Any], outcomes: list[RunResult]) -> str:
+def to_text(plan: Mapping[str, Any], results: list[RunResult]) -> str:
     """Return the text of a file of records.
 
     Args:
         plan: What is compared.
-        outcomes: The records; those of methods, targets and seeds that the plan does not have are left out.
+        results: The records; those of methods, targets and seeds that the plan does not have are left out.
     """
-    places = {
-        "method": {method["word"]: place for place, method in enumerate(plan["methods"])},
-        **{key: {name: place for place, name in enumerate(plan[f"{key}s"])} for key in ("target", "seed")},
+    positions = {
+        "method": {method["word"]: position for position, method in enumerate(plan["methods"])},
+        **{key: {name: position for position, name in enumerate(plan[f"{key}s"])} for key in ("target", "seed")},
     }
 
-    def order(outcome: RunResult) -> tuple[Any, ...]:
+    def order(result: RunResult) -> tuple[Any, ...]:
         return (
-            *(places[key][getattr(outcome, key)] for key in ("target", "method", "seed")),
-            outcome.kind,
-            outcome.file,
+            *(positions[key][getattr(result, key)] for key in ("target", "method", "seed")),
+            result.kind,
+            result.file,
         )
 
-    known = [o for o in outcomes if all(getattr(o, key) in names for key, names in places.items())]
-    lines = [_dump(_record(outcome)) for outcome in sorted(known, key=order)]
+    members = [o for o in results if all(getattr(o, key) in names for key, names in positions.items())]
+    lines = [_dump(_record(result)) for result in sorted(members, key=order)]
     head = ",\n".join(f'"{key}": {_dump(_clean(value))}' for key, value in plan.items())
     return f'{{"format": {FORMAT},\n"plan": {{\n{head}\n}},\n"outcomes": [\n' + ",\n".join(lines) + "\n]}\n"
 
@@ -74,17 +74,17 @@ def without_paths(text: str) -> str:
         >>> without_paths("cannot read '/home/me/data/pacs.npz': no such file")
         "cannot read 'pacs.npz': no such file"
     """
-    return _PATH.sub(lambda found: re.split(r"[/\\]", found[0].rstrip("/\\"))[-1], text)
+    return _PATH.sub(lambda match: re.split(r"[/\\]", match[0].rstrip("/\\"))[-1], text)
 
 
-def _record(outcome: RunResult) -> dict[str, Any]:
+def _record(result: RunResult) -> dict[str, Any]:
     """Return what is kept of a record: what says nothing is left out."""
     empty = RunResult("", "", "", 0, "", {}, "")
     short = replace(
-        outcome,
-        phases=_rounded(outcome.phases),
-        rounds=_rounded(outcome.rounds),
-        relevance=_rounded(outcome.relevance),
+        result,
+        phases=_rounded(result.phases),
+        rounds=_rounded(result.rounds),
+        relevance=_rounded(result.relevance),
     )
     data = short.to_json()
     always = ("method", "label", "target", "seed", "kind")

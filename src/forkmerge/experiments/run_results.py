@@ -77,7 +77,7 @@ class RunResult(Record):
     @property
     def branches_left(self) -> int:
         """B: the branches of the last round where some were pruned, otherwise all."""
-        counts = [max(len(found.get("branches", ())), 1) for found in self.rounds]
+        counts = [max(len(summary.get("branches", ())), 1) for summary in self.rounds]
         return counts[-1] if counts and counts[-1] < counts[0] else self.branches
 
     @property

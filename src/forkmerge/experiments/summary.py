@@ -88,7 +88,7 @@ class Summary:
 
 
 def summarise(
-    outcomes: Sequence[RunResult], plan: Mapping[str, Any], baseline: str = "stl", confidence: float = CONFIDENCE
+    results: Sequence[RunResult], plan: Mapping[str, Any], baseline: str = "stl", confidence: float = CONFIDENCE
 ) -> Summary:
     """Return the numbers of a comparison.
 
@@ -96,22 +96,22 @@ def summarise(
     over seeds can be checked against the means in the tables, and equals the mean paired difference to the baseline.
 
     Args:
-        outcomes: The records of all runs.
+        results: The records of all runs.
         plan: What is compared, as it was written.
         baseline: The method that all are compared with.
         confidence: Of all intervals.
     """
     labels = {method["word"]: method["label"] for method in plan["methods"]}
-    finals = [outcome for outcome in outcomes if outcome.kind == "final" and outcome.method in labels]
-    good = [outcome for outcome in finals if outcome.is_complete]
-    targets = [target for target in plan["targets"] if any(outcome.target == target for outcome in good)]
+    finals = [result for result in results if result.kind == "final" and result.method in labels]
+    good = [result for result in finals if result.is_complete]
+    targets = [target for target in plan["targets"] if any(result.target == target for result in good)]
     directions = {target: next(o.directions for o in good if o.target == target) for target in targets}
-    changes = changes_by_target(outcomes, plan, baseline)
+    changes = changes_by_target(results, plan, baseline)
     overall = average_changes(changes)
     standings = {
         target: _standings(labels, _of(good, target), changes[target], baseline, confidence) for target in targets
     }
-    splits = {outcome.split for outcome in good}
+    splits = {result.split for result in good}
     return Summary(
         baseline=labels[baseline],
         confidence=confidence,
@@ -121,51 +121,51 @@ def summarise(
         directions=directions,
         targets=standings,
         overall=_standings(labels, [], overall, baseline, confidence),
-        costs={word: _cost(word, outcomes, overall, baseline) for word in labels},
+        costs={word: _cost(word, results, overall, baseline) for word in labels},
         settings=_settings(finals),
-        failures=[_failure(outcome) for outcome in finals if not outcome.is_complete],
+        failures=[_failure(result) for result in finals if not result.is_complete],
     )
 
 
 def changes_by_target(
-    outcomes: Sequence[RunResult], plan: Mapping[str, Any], baseline: str = "stl"
+    results: Sequence[RunResult], plan: Mapping[str, Any], baseline: str = "stl"
 ) -> dict[str, dict[str, Scores]]:
     """Return `{target: {method: {seed: relative change}}}`, for targets that have a result.
 
     Args:
-        outcomes: The records of all runs.
+        results: The records of all runs.
         plan: What is compared, as it was written.
         baseline: The method whose mean over its seeds changes are relative to.
     """
     words = {method["word"] for method in plan["methods"]}
-    good = [o for o in outcomes if o.kind == "final" and o.method in words and o.is_complete]
-    found: dict[str, dict[str, Scores]] = {}
+    good = [o for o in results if o.kind == "final" and o.method in words and o.is_complete]
+    changes: dict[str, dict[str, Scores]] = {}
     for target in plan["targets"]:
         own = _of(good, target)
         if own:
-            found[target] = _changes(own, own[0].directions, baseline)
-    return found
+            changes[target] = _changes(own, own[0].directions, baseline)
+    return changes
 
 
-def _of(outcomes: Iterable[RunResult], target: str) -> list[RunResult]:
-    return [outcome for outcome in outcomes if outcome.target == target]
+def _of(results: Iterable[RunResult], target: str) -> list[RunResult]:
+    return [result for result in results if result.target == target]
 
 
-def _numbers(outcome: RunResult) -> dict[str, float]:
-    return {name: value for name, value in outcome.metrics.items() if value is not None}
+def _numbers(result: RunResult) -> dict[str, float]:
+    return {name: value for name, value in result.metrics.items() if value is not None}
 
 
-def _changes(outcomes: Sequence[RunResult], directions: Mapping[str, int], baseline: str) -> dict[str, Scores]:
+def _changes(results: Sequence[RunResult], directions: Mapping[str, int], baseline: str) -> dict[str, Scores]:
     """Return `{method: {seed: relative change}}` on one target, against the mean of the baseline's runs."""
-    base = [_numbers(outcome) for outcome in outcomes if outcome.method == baseline]
+    base = [_numbers(result) for result in results if result.method == baseline]
     if not base:
         return {}
     reference = {name: fmean(metrics[name] for metrics in base) for name in directions}
     changes: dict[str, dict[int, float]] = {}
-    for outcome in outcomes:
-        change = relative_change(_numbers(outcome), reference, directions)
+    for result in results:
+        change = relative_change(_numbers(result), reference, directions)
         if change == change:  # a metric of 0 in the baseline gives no relative change
-            changes.setdefault(outcome.method, {})[outcome.seed] = change
+            changes.setdefault(result.method, {})[result.seed] = change
     return dict(changes)
 
 
@@ -184,18 +184,18 @@ def average_changes(targets: Mapping[str, Mapping[str, Scores]]) -> dict[str, Sc
 
 def _standings(
     labels: Mapping[str, str],
-    outcomes: Sequence[RunResult],
+    results: Sequence[RunResult],
     changes: Mapping[str, Scores],
     baseline: str,
     confidence: float,
 ) -> list[Standing]:
     means = {method: fmean(scores.values()) for method, scores in changes.items()}
-    found = []
+    standings = []
     for method, label in labels.items():
-        runs = [_numbers(outcome) for outcome in outcomes if outcome.method == method]
+        runs = [_numbers(result) for result in results if result.method == method]
         own = changes.get(method, {})
         rival = max((other for other in means if other != method), key=means.__getitem__, default=None)
-        found.append(
+        standings.append(
             Standing(
                 method=method,
                 label=label,
@@ -206,13 +206,13 @@ def _standings(
                 to_rival=compare_paired(own, changes[rival], confidence) if rival else None,
             )
         )
-    return found
+    return standings
 
 
-def _cost(word: str, outcomes: Sequence[RunResult], overall: Mapping[str, Scores], baseline: str) -> Cost:
+def _cost(word: str, results: Sequence[RunResult], overall: Mapping[str, Scores], baseline: str) -> Cost:
     """Return what a method costs, on the targets and seeds where the baseline has a result, too."""
-    runs = {(o.target, o.seed): o for o in outcomes if o.kind == "final" and o.method == word and o.error is None}
-    base = {(o.target, o.seed): o for o in outcomes if o.kind == "final" and o.method == baseline and o.error is None}
+    runs = {(o.target, o.seed): o for o in results if o.kind == "final" and o.method == word and o.error is None}
+    base = {(o.target, o.seed): o for o in results if o.kind == "final" and o.method == baseline and o.error is None}
     shared = [key for key in runs if key in base]
     branches = max((run.branches_left for run in runs.values()), default=1)
     extra = fmean(overall[word].values()) / (branches - 1) if word in overall and branches > 1 else None
@@ -220,23 +220,23 @@ def _cost(word: str, outcomes: Sequence[RunResult], overall: Mapping[str, Scores
     unit = sum(base[key].seconds for key in shared)
     if unit:
         targets = {target for target, _ in shared}
-        spent = sum(o.seconds for o in outcomes if o.kind == "tuning" and o.method == word and o.target in targets)
+        spent = sum(o.seconds for o in results if o.kind == "tuning" and o.method == word and o.target in targets)
         # A choice is made once per target, however many seeds follow it.
         tuning = spent / len(targets) / (unit / len(shared))
         time = sum(runs[key].seconds for key in shared) / unit + tuning
     sizes = [(runs[key].memory, base[key].memory) for key in shared]
-    known = [own - other for own, other in sizes if own is not None and other is not None]
-    return Cost(branches, extra, time, tuning, max(known, default=None))
+    extra_sizes = [own - other for own, other in sizes if own is not None and other is not None]
+    return Cost(branches, extra, time, tuning, max(extra_sizes, default=None))
 
 
 def _settings(finals: Iterable[RunResult]) -> dict[str, dict[str, dict[str, Any]]]:
-    found: dict[str, dict[str, dict[str, Any]]] = {}
-    for outcome in finals:
-        if outcome.setting:
-            found.setdefault(outcome.target, {})[outcome.label] = outcome.setting
-    return found
+    settings: dict[str, dict[str, dict[str, Any]]] = {}
+    for result in finals:
+        if result.setting:
+            settings.setdefault(result.target, {})[result.label] = result.setting
+    return settings
 
 
-def _failure(outcome: RunResult) -> str:
-    reason = outcome.error or "a metric is not finite"
-    return f"{outcome.label} on {outcome.target!r}, seed {outcome.seed}: {reason}"
+def _failure(result: RunResult) -> str:
+    reason = result.error or "a metric is not finite"
+    return f"{result.label} on {result.target!r}, seed {result.seed}: {reason}"

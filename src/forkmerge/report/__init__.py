@@ -52,10 +52,10 @@ def _page_of(path: Path) -> Page:
         from forkmerge.analysis.diagnosis.diagnosis import read_diagnosis
         from forkmerge.report.diagnosis_page import diagnosis_page
 
-        found = read_diagnosis(path)
-        if found is None:
+        diagnosis = read_diagnosis(path)
+        if diagnosis is None:
             raise StoreError(f"the diagnosis in {path} has not ended: type the same command again to continue it.")
-        return diagnosis_page(found, path)
+        return diagnosis_page(diagnosis, path)
     if (path / "config.json").is_file():
         from forkmerge.algorithms.saved_run import read_saved_run
         from forkmerge.report.run_page import run_page

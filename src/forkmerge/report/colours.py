@@ -21,7 +21,7 @@ SHARE = ((0.0, "#F7FBFF"), (0.5, "#6BAED6"), (1.0, "#08306B"))
 """Scales of gains and of shares such as coefficients."""
 
 
-def style(place: int) -> tuple[str, str, str]:
+def style(index: int) -> tuple[str, str, str]:
     """Return colour, marker and dash of the series at a place."""
-    colour, marker = STYLES[place % len(STYLES)]
-    return colour, marker, DASHES[place // len(STYLES) % len(DASHES)]
+    colour, marker = STYLES[index % len(STYLES)]
+    return colour, marker, DASHES[index // len(STYLES) % len(DASHES)]

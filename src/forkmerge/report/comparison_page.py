@@ -44,13 +44,13 @@ _MOST_PAIRS = 6  # projections on two targets
 
 def comparison_page(source: Path) -> Page:
     """Return the page of a comparison, finished or not, from its folder or a file of records."""
-    plan, found = read_comparison(source)
-    outcomes = _ordered(found, plan)
-    summary = summarise(outcomes, plan)
-    runs = _runs(source, outcomes)
-    results: list[Table | Figure] = [verdict_table(summary), change_per_method(summary), *change_matrix(summary)]
-    during = {"Learning": _learning(runs, summary), "Merges": [*_merges(runs), *_intervals(outcomes)]}
-    sections = [Section("Which method is better", "", tuple(results))]
+    plan, results = read_comparison(source)
+    results = _ordered(results, plan)
+    summary = summarise(results, plan)
+    runs = _runs(source, results)
+    tables: list[Table | Figure] = [verdict_table(summary), change_per_method(summary), *change_matrix(summary)]
+    during = {"Learning": _learning(runs, summary), "Merges": [*_merges(runs), *_intervals(results)]}
+    sections = [Section("Which method is better", "", tuple(tables))]
     sections.append(Section("Numbers", "", tuple(tables_of(summary))))
     if any(cost.time for cost in summary.costs.values()):
         sections.append(Section("Costs", "", (cost_per_method(method_costs(summary)), *_pareto(summary))))
@@ -60,49 +60,58 @@ def comparison_page(source: Path) -> Page:
         title=f"Comparison {source.stem}",
         kind="comparison",
         headline=_headline(summary),
-        facts=_facts(plan, summary, outcomes),
+        facts=_facts(plan, summary, results),
         sections=tuple(sections),
-        notes=tuple(dict.fromkeys(f"{o.label} on {o.target}: {note}" for o in outcomes for note in o.notes))[:40],
+        notes=tuple(dict.fromkeys(f"{o.label} on {o.target}: {note}" for o in results for note in o.notes))[:40],
         configuration=plan,
         environment=environments[0] if environments else None,
         commands={"this page": command(f"report {shlex.quote(str(source))}")},
     )
 
 
-def _ordered(outcomes: Sequence[RunResult], plan: Mapping[str, Any]) -> list[RunResult]:
-    """Return the outcomes in the order of the plan, without those of methods or targets that are not in it."""
-    methods = {method["word"]: place for place, method in enumerate(plan["methods"])}
-    targets = {target: place for place, target in enumerate(plan["targets"])}
-    known = [outcome for outcome in outcomes if outcome.method in methods and outcome.target in targets]
-    return sorted(known, key=lambda outcome: (targets[outcome.target], methods[outcome.method], outcome.seed))
+def _ordered(results: Sequence[RunResult], plan: Mapping[str, Any]) -> list[RunResult]:
+    """Return the results in the order of the plan, without those of methods or targets that are not in it."""
+    methods = {method["word"]: position for position, method in enumerate(plan["methods"])}
+    targets = {target: position for position, target in enumerate(plan["targets"])}
+    members = [result for result in results if result.method in methods and result.target in targets]
+    return sorted(members, key=lambda result: (targets[result.target], methods[result.method], result.seed))
 
 
-def _runs(source: Path, outcomes: Sequence[RunResult]) -> dict[tuple[str, str], list[Run]]:
+def _runs(source: Path, results: Sequence[RunResult]) -> dict[tuple[str, str], list[Run]]:
     """Return the runs of every target and method, without those that only helped to choose a setting."""
     groups: dict[tuple[str, str], list[Run]] = {}
-    for outcome in outcomes:
-        if outcome.kind == "final" and outcome.error is None:
-            groups.setdefault((outcome.target, outcome.label), []).append(_run_of(source, outcome))
+    for result in results:
+        if result.kind == "final" and result.error is None:
+            groups.setdefault((result.target, result.label), []).append(_run_of(source, result))
     return groups
 
 
-def _run_of(source: Path, outcome: RunResult) -> Run:
+def _run_of(source: Path, result: RunResult) -> Run:
     """Return a run from its folder, or as much of it as its record holds."""
     try:
-        if source.is_dir() and (source / outcome.folder).is_dir():
-            return read_run(source / outcome.folder)
+        if source.is_dir() and (source / result.folder).is_dir():
+            return read_run(source / result.folder)
     except (ForkMergeError, OSError, KeyError, TypeError):
         pass  # the record has the most of it
     rounds = []
-    for index, found in enumerate(outcome.rounds):
-        scores = found.get("branches", {"": found["score"]})
-        branches = {name: BranchRecord({}, score, {}, {}, found["end"]) for name, score in scores.items()}
-        shares = found.get("coefficients", {})
-        metrics = found.get("metrics", {})
-        place = (index + 1, "search", 0, found["end"])
-        rounds.append(Round(*place, branches, [], shares, found["score"], {}, [], metrics=metrics))
-    metrics = {name: value for name, value in outcome.validation.items() if value is not None}
-    return Run(outcome.label, outcome.target, outcome.steps, outcome.seed, None, metrics, "", rounds)
+    for index, short in enumerate(result.rounds, 1):
+        scores = short.get("branches", {"": short["score"]})
+        record = Round(
+            index=index,
+            phase="search",
+            start=0,
+            end=short["end"],
+            branches={name: BranchRecord({}, score, {}, {}, short["end"]) for name, score in scores.items()},
+            candidates=[],
+            coefficients=short.get("coefficients", {}),
+            score=short["score"],
+            relevance={},
+            kept=[],
+            metrics=short.get("metrics", {}),
+        )
+        rounds.append(record)
+    metrics = {name: value for name, value in result.validation.items() if value is not None}
+    return Run(result.label, result.target, result.steps, result.seed, None, metrics, "", rounds)
 
 
 def judge(standing: Standing) -> str:
@@ -142,16 +151,16 @@ def verdict_table(summary: Summary) -> Table:
 
 def change_per_method(summary: Summary) -> Figure:
     """Δ_m of every method with its interval, best first."""
-    known = [(s, s.to_baseline) for s in summary.overall if s.to_baseline is not None]
-    ranked = sorted(known, key=lambda item: -item[1].mean)
-    means = numbers(paired.mean for _, paired in ranked)
-    sure = all(paired.low is not None for _, paired in ranked)
+    pairs = [(s, s.to_baseline) for s in summary.overall if s.to_baseline is not None]
+    ranked = sorted(pairs, key=lambda item: -item[1].mean)
+    means = numbers(pair.mean for _, pair in ranked)
+    sure = all(pair.low is not None for _, pair in ranked)
     dots = Series(
         "",
         means,
-        tuple(float(place) for place in range(len(ranked))),
-        numbers(paired.low for _, paired in ranked) if sure else (),
-        numbers(paired.high for _, paired in ranked) if sure else (),
+        tuple(float(position) for position in range(len(ranked))),
+        numbers(pair.low for _, pair in ranked) if sure else (),
+        numbers(pair.high for _, pair in ranked) if sure else (),
         kind="dots",
         values=means,
         texts=tuple(f"{s.label}: {p.wins} won, {p.ties} tied, {p.losses} lost" for s, p in ranked),
@@ -172,8 +181,8 @@ def change_matrix(summary: Summary) -> list[Figure]:
     if len(targets) < 2:
         return []
     labels = tuple(s.label for s in summary.overall if s.to_baseline is not None)
-    found = {t: {s.label: s.change.mean for s in summary.targets[t] if s.change is not None} for t in targets}
-    rows = tuple(numbers(found[target].get(label) for target in targets) for label in labels)
+    changes = {t: {s.label: s.change.mean for s in summary.targets[t] if s.change is not None} for t in targets}
+    rows = tuple(numbers(changes[target].get(label) for target in targets) for label in labels)
     heat = Heat(rows, is_gain=True, is_written=len(targets) <= 12)
     caption = f"Relative change against {summary.baseline} by target. Blue and −: worse. Red and +: better."
     panel = Panel("", Axis("target", labels=targets), Axis(labels=labels, is_percent=True), heat=heat)
@@ -189,7 +198,7 @@ def _first_shown(summary: Summary) -> list[str]:
 
 def _learning(runs: Mapping[tuple[str, str], Sequence[Run]], summary: Summary) -> list[Figure]:
     """Learning curves, of several metrics against the baseline's; left out where it has no result to compare with."""
-    known = []
+    curves = []
     for (target, label), group in runs.items():
         try:
             criterion = common_criterion(summary.directions.get(target, {}), runs.get((target, summary.baseline), ()))
@@ -197,8 +206,8 @@ def _learning(runs: Mapping[tuple[str, str], Sequence[Run]], summary: Summary) -
         except ProblemError:
             continue
         if len(curve.steps) > 1:
-            known.append(curve)
-    return [learning_curves(known, _first_shown(summary))] if known else []
+            curves.append(curve)
+    return [learning_curves(curves, _first_shown(summary))] if curves else []
 
 
 def _merges(runs: Mapping[tuple[str, str], Sequence[Run]]) -> list[Figure]:
@@ -219,21 +228,21 @@ def _merged(run: Run) -> bool:
     return any(len(r.branches) > 1 for r in run.searched)
 
 
-def _intervals(outcomes: Sequence[RunResult]) -> list[Figure]:
+def _intervals(results: Sequence[RunResult]) -> list[Figure]:
     """The effect of Δt, where it was tuned (on validation), or where methods differ in it: forkmerge[interval=500]."""
-    found: dict[tuple[str, str], dict[int, list[float]]] = {}
-    for outcome in outcomes:
-        swept = _INTERVAL.fullmatch(outcome.label) if outcome.kind == "final" else None
-        tuned = outcome.setting.get("interval") if outcome.kind == "tuning" else None
-        metrics = outcome.metrics if swept else outcome.validation
+    scores: dict[tuple[str, str], dict[int, list[float]]] = {}
+    for result in results:
+        swept = _INTERVAL.fullmatch(result.label) if result.kind == "final" else None
+        tuned = result.setting.get("interval") if result.kind == "tuning" else None
+        metrics = result.metrics if swept else result.validation
         metric = next(iter(metrics), "")
         value = metrics.get(metric)
         if value is not None and (swept or isinstance(tuned, int)):
-            label, interval = (swept[1], int(swept[2])) if swept else (outcome.label, int(tuned or 0))
-            key = f"{label} on {outcome.target}", metric
-            found.setdefault(key, {}).setdefault(interval, []).append(value)
+            label, interval = (swept[1], int(swept[2])) if swept else (result.label, int(tuned or 0))
+            key = f"{label} on {result.target}", metric
+            scores.setdefault(key, {}).setdefault(interval, []).append(value)
     effects = []
-    for (title, metric), values in found.items():
+    for (title, metric), values in scores.items():
         spreads = {interval: spread(values[interval]) for interval in sorted(values)}
         if len(spreads) > 1:
             means = tuple(each.mean for each in spreads.values())
@@ -244,7 +253,7 @@ def _intervals(outcomes: Sequence[RunResult]) -> list[Figure]:
 
 
 def _pareto(summary: Summary) -> list[Figure]:
-    changes = {t: {s.label: s.change.mean for s in found if s.change} for t, found in summary.targets.items()}
+    changes = {t: {s.label: s.change.mean for s in standings if s.change} for t, standings in summary.targets.items()}
     projections = []
     for first, second in list(combinations(changes, 2))[:_MOST_PAIRS]:
         x, y = f"Δ on {first}", f"Δ on {second}"
@@ -281,8 +290,8 @@ def _count(number: int, word: str) -> str:
     return f"{number} {word}{'s' * (number != 1)}"
 
 
-def _facts(plan: Mapping[str, Any], summary: Summary, outcomes: Sequence[RunResult]) -> dict[str, str]:
-    final = [outcome for outcome in outcomes if outcome.kind == "final"]
+def _facts(plan: Mapping[str, Any], summary: Summary, results: Sequence[RunResult]) -> dict[str, str]:
+    final = [result for result in results if result.kind == "final"]
     planned = len(plan["methods"]) * len(plan["targets"]) * len(plan["seeds"])
     return {
         "methods": str(len(plan["methods"])),

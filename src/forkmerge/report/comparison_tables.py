@@ -31,8 +31,8 @@ _SPLITS = {
 
 def summary_from(out: str | os.PathLike[str]) -> Summary:
     """Return the numbers of a comparison from its folder, or from a file of records."""
-    plan, outcomes = read_comparison(out)
-    return summarise(outcomes, plan)
+    plan, results = read_comparison(out)
+    return summarise(results, plan)
 
 
 def tables_from(out: str | os.PathLike[str]) -> list[Table]:
@@ -42,8 +42,8 @@ def tables_from(out: str | os.PathLike[str]) -> list[Table]:
 
 def write_tables(out: str | os.PathLike[str]) -> dict[str, Any]:
     """Write the tables into a comparison's folder and return what comparison.json holds; a file is only read."""
-    plan, outcomes = read_comparison(out)
-    summary, folder = summarise(outcomes, plan), Path(out)
+    plan, results = read_comparison(out)
+    summary, folder = summarise(results, plan), Path(out)
     tables = tables_of(summary)
     data: dict[str, Any] = {**vars(summary), "plan": plan, "files": []}
     if folder.is_file():
@@ -175,12 +175,11 @@ def _reading(summary: Summary) -> str:
 
 
 def _rivals(standings: Sequence[Standing]) -> list[str]:
-    known = [standing for standing in standings if standing.rival is not None]
-    if not known:
+    rivals = [standing.rival for standing in standings if standing.rival is not None]
+    if not rivals:
         return []
-    names = list(dict.fromkeys(standing.rival for standing in known))
-    leader = max(names, key=lambda name: sum(standing.rival == name for standing in known))
-    others = [standing for standing in known if standing.rival != leader]
+    leader = max(dict.fromkeys(rivals), key=rivals.count)
+    others = [standing for standing in standings if standing.rival not in (leader, None)]
     exception = f"; for {others[0].label} itself it is {others[0].rival}" if others else ""
     return [
         f"The best other method, by its mean here, is {leader}{exception}. It was picked by the numbers it is compared "

@@ -37,7 +37,7 @@ def diagnosis_page(diagnosis: Diagnosis, folder: Path) -> Page:
     names, few = _strongest(diagnosis)
     similarities = [f.similarity for f in findings if f.similarity is not None and f.similarity.cosines]
     shifts = [f.shift for f in findings if f.shift is not None]
-    steps = [found for found in diagnosis.one_step if found.auxiliary in (*names, L2)]
+    steps = [gains for gains in diagnosis.one_step if gains.auxiliary in (*names, L2)]
     parts: dict[str, tuple[tuple[Callable[[Any], Figure], Sequence[Any]], ...]] = {
         _CONFLICT: ((cosine_distribution, similarities), (cosine_against_gain, steps)),
         "Distribution shift": ((shift_curve, shifts), (feature_map, pictures.features)),
@@ -47,7 +47,7 @@ def diagnosis_page(diagnosis: Diagnosis, folder: Path) -> Page:
         Section("Verdicts", "", (_advice_first(verdict_table(diagnosis)), gain_curve([f.curve for f in findings])))
     ]
     for title, figures in parts.items():
-        if drawn := tuple(draw(found) for draw, found in figures if found):
+        if drawn := tuple(draw(shown) for draw, shown in figures if shown):
             sections.append(Section(title, few if title == _CONFLICT and steps else "", drawn))
     made = {"this diagnosis": diagnosis.command} if diagnosis.command else {}
     return Page(
@@ -65,12 +65,12 @@ def diagnosis_page(diagnosis: Diagnosis, folder: Path) -> Page:
 def _strongest(diagnosis: Diagnosis) -> tuple[list[str], str]:
     """Return the auxiliaries that get a panel each: of many those that help or hurt most at λ = 1, and a word on it."""
     sizes = {finding.auxiliary: abs(finding.curve.points[-1].mean) for finding in diagnosis.findings}
-    known = {name: math.inf if math.isnan(size) else size for name, size in sizes.items()}
-    chosen = sorted(known, key=known.__getitem__, reverse=True)[:MOST_LINES]
-    if len(chosen) == len(known):
+    ranks = {name: math.inf if math.isnan(size) else size for name, size in sizes.items()}
+    chosen = sorted(ranks, key=ranks.__getitem__, reverse=True)[:MOST_LINES]
+    if len(chosen) == len(ranks):
         return chosen, ""
     return chosen, (
-        f"Of {len(known)} auxiliaries the {len(chosen)} with the largest mean gain or loss at λ = 1 have a panel of "
+        f"Of {len(ranks)} auxiliaries the {len(chosen)} with the largest mean gain or loss at λ = 1 have a panel of "
         "single steps."
     )
 

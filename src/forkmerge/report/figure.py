@@ -148,13 +148,13 @@ class Figure:
     @property
     def names(self) -> list[str]:
         """Names of all series but those that only help to compare, in order of appearance."""
-        found = (series.name for panel in self.panels for series in panel.series if not series.is_reference)
-        return list(dict.fromkeys(name for name in found if name))
+        names = (series.name for panel in self.panels for series in panel.series if not series.is_reference)
+        return list(dict.fromkeys(name for name in names if name))
 
     @property
-    def places(self) -> dict[str, int]:
+    def styles(self) -> dict[str, int]:
         """Which style each name has."""
-        return {name: place for place, name in enumerate(dict.fromkeys((*self.before, *self.names)))}
+        return {name: index for index, name in enumerate(dict.fromkeys((*self.before, *self.names)))}
 
 
 def figure_csv(figure: Figure) -> str:
@@ -166,12 +166,12 @@ def figure_csv(figure: Figure) -> str:
         if panel.heat is not None:
             for row, values in enumerate(panel.heat.values):
                 for column, value in enumerate(values):
-                    x = show_in_full(panel.heat.x[column]) if panel.heat.x else _place(panel.x, column)
-                    y = show_in_full(panel.heat.y[row]) if panel.heat.y else _place(panel.y, row)
+                    x = show_in_full(panel.heat.x[column]) if panel.heat.x else _coordinate(panel.x, column)
+                    y = show_in_full(panel.heat.y[row]) if panel.heat.y else _coordinate(panel.y, row)
                     writer.writerow([panel.title, "", x, y, "", "", show_in_full(value), ""])
         for series in panel.series:
-            for i, place in enumerate(zip(series.x, series.y, strict=True)):
-                at = [_place(axis, value) for axis, value in zip((panel.x, panel.y), place, strict=True)]
+            for i, point in enumerate(zip(series.x, series.y, strict=True)):
+                at = [_coordinate(axis, value) for axis, value in zip((panel.x, panel.y), point, strict=True)]
                 rest = [show_in_full(_at(column, i)) for column in (series.low, series.high, series.values)]
                 writer.writerow([panel.title, series.name, *at, *rest, series.texts[i] if series.texts else ""])
     return file.getvalue()
@@ -181,7 +181,7 @@ def _at(values: Sequence[float | None], index: int) -> float | None:
     return values[index] if values else None
 
 
-def _place(axis: Axis, value: float | None) -> str:
+def _coordinate(axis: Axis, value: float | None) -> str:
     """Return a coordinate, by its name on an axis of names."""
     if value is not None and axis.labels and value == int(value) and 0 <= value < len(axis.labels):
         return axis.labels[int(value)]

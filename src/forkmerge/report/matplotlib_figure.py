@@ -37,10 +37,10 @@ def draw(figure: Figure, path: Path) -> None:
         height = max(_height(panel) for panel in figure.panels)
         canvas = Canvas(figsize=(max(4.2 * across, 5.2), height * down + 0.6), layout="constrained")
         axes = canvas.subplots(down, across, squeeze=False).ravel()
-        places = figure.places
+        styles = figure.styles
         handles: dict[str, Any] = {}
         for axis, panel in zip(axes, figure.panels, strict=False):
-            _draw_panel(canvas, axis, panel, places, handles)
+            _draw_panel(canvas, axis, panel, styles, handles)
         for axis in axes[len(figure.panels) :]:
             axis.set_visible(False)
         if len(handles) > 1:
@@ -55,12 +55,12 @@ def _height(panel: Panel) -> float:
     return min(0.28 * len(panel.y.labels) + 1.2, 10.0) if panel.y.labels else 3.2
 
 
-def _draw_panel(canvas: Any, axis: Any, panel: Panel, places: dict[str, int], handles: dict[str, Any]) -> None:
+def _draw_panel(canvas: Any, axis: Any, panel: Panel, styles: dict[str, int], handles: dict[str, Any]) -> None:
     if panel.heat is not None:
         _draw_heat(canvas, axis, panel)
     for series in panel.series:
         if series.is_shown:
-            drawn = _draw_series(canvas, axis, panel, series, places)
+            drawn = _draw_series(canvas, axis, panel, series, styles)
             if series.name and not series.is_reference:
                 handles.setdefault(series.name, drawn)
     if len(panel.title) > 0:
@@ -80,8 +80,8 @@ def _draw_panel(canvas: Any, axis: Any, panel: Panel, places: dict[str, int], ha
         axis.set_axisbelow(True)
 
 
-def _draw_series(canvas: Any, axis: Any, panel: Panel, series: Series, places: dict[str, int]) -> Any:
-    colour, marker, dash = style(places.get(series.name, 0))
+def _draw_series(canvas: Any, axis: Any, panel: Panel, series: Series, styles: dict[str, int]) -> Any:
+    colour, marker, dash = style(styles.get(series.name, 0))
     x, y = _floats(series.x), _floats(series.y)
     for text, at_x, at_y in zip(series.labels, x, y, strict=False):
         axis.annotate(text, (at_x, at_y), xytext=(0, 5), textcoords="offset points", ha="center", fontsize=8)
@@ -104,8 +104,8 @@ def _draw_series(canvas: Any, axis: Any, panel: Panel, series: Series, places: d
             axis.errorbar(x, y, fmt="none", ecolor=_MUTED, capsize=2.5, linewidth=1, **error)
         if series.values and not panel.is_sideways:
             return _draw_gains(canvas, axis, series, x, y)
-        look = {"s": 14, "alpha": 0.65, "linewidths": 0} if panel.is_crowded(series) else {"s": 30}
-        return axis.scatter(x, y, c=colours, marker=marker, zorder=3, **look)
+        style_options = {"s": 14, "alpha": 0.65, "linewidths": 0} if panel.is_crowded(series) else {"s": 30}
+        return axis.scatter(x, y, c=colours, marker=marker, zorder=3, **style_options)
     if series.low:
         axis.fill_between(x, _floats(series.low), _floats(series.high), color=colour, alpha=0.15, linewidth=0)
     shape = {"drawstyle": "steps-post"} if series.kind == "steps" else {}
@@ -169,9 +169,11 @@ def _dress(axis: Any, way: str, about: Axis) -> None:
         line.set_minor_formatter(NullFormatter())
     if about.labels:
         every = -(-len(about.labels) // _MOST_NAMES)
-        places = list(range(0, len(about.labels), every))
+        positions = list(range(0, len(about.labels), every))
         turned = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"} if way == "x" else {}
-        getattr(axis, f"set_{way}ticks")(places, [shorten(about.labels[place]) for place in places], **turned)
+        getattr(axis, f"set_{way}ticks")(
+            positions, [shorten(about.labels[position]) for position in positions], **turned
+        )
         axis.tick_params(axis=way, length=0)
     elif about.ticks:
         getattr(axis, f"set_{way}ticks")(about.ticks)

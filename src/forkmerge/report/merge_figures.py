@@ -28,8 +28,8 @@ def coefficients_over_rounds(histories: Mapping[str, CoefficientHistory]) -> Fig
         histories: By the title of their panel: a target, a method.
     """
     panels = [
-        _shares(title, found.steps, found.means, found.stds if found.runs > 1 else {}, "coefficient")
-        for title, found in histories.items()
+        _shares(title, history.steps, history.means, history.stds if history.runs > 1 else {}, "coefficient")
+        for title, history in histories.items()
     ]
     runs = max((history.runs for history in histories.values()), default=1)
     caption = "Coefficient of every branch in the merge at the end of each round. They sum to 1; 0 means refused."
@@ -41,14 +41,14 @@ def coefficients_over_rounds(histories: Mapping[str, CoefficientHistory]) -> Fig
 def relevance_over_rounds(histories: Mapping[str, CoefficientHistory]) -> Figure:
     """Weight λ of every auxiliary that a merge amounts to, over rounds; by the title of the panel."""
     panels = []
-    for title, found in histories.items():
-        auxiliaries = {task: values for task, values in found.relevance.items() if task != found.target}
-        panels.append(_shares(title, found.steps, auxiliaries, {}, "λ"))
+    for title, history in histories.items():
+        auxiliaries = {task: values for task, values in history.relevance.items() if task != history.target}
+        panels.append(_shares(title, history.steps, auxiliaries, {}, "λ"))
     caption = (
         "What the merges amount to as task weights: the weight of an auxiliary in a branch, times the branch's "
         "coefficient, summed over branches. 0 is a task that the merge ignored."
     )
-    before = tuple(dict.fromkeys(name for found in histories.values() for name in found.branches))
+    before = tuple(dict.fromkeys(name for history in histories.values() for name in history.branches))
     return Figure("relevance", "How much each auxiliary counted", caption, tuple(panels), before)
 
 
@@ -156,9 +156,9 @@ def _cost_words(cost: MethodCost) -> str:
 def pareto_projections(projections: Sequence[ParetoProjection]) -> Figure:
     """Scores of two tasks at a time, grid search beside methods (Fig. 12)."""
     panels = []
-    for found in projections:
-        grid = [point for point in found.points if point.is_grid]
-        front = sorted((point for point in found.points if point.is_front), key=lambda point: point.x)
+    for projection in projections:
+        grid = [point for point in projection.points if point.is_grid]
+        front = sorted((point for point in projection.points if point.is_front), key=lambda point: point.x)
         series = []
         if len(front) > 1:
             line = Series("front", numbers(p.x for p in front), numbers(p.y for p in front), is_reference=True)
@@ -167,10 +167,10 @@ def pareto_projections(projections: Sequence[ParetoProjection]) -> Figure:
             texts = tuple(point.label for point in grid)
             dots = Series("grid", numbers(p.x for p in grid), numbers(p.y for p in grid), kind="dots", texts=texts)
             series.append(dots)
-        for point in found.points:
+        for point in projection.points:
             if not point.is_grid:
                 series.append(Series(point.label, (point.x,), (point.y,), kind="dots", texts=(point.label,)))
-        panels.append(Panel("", Axis(found.first), Axis(found.second), tuple(series)))
+        panels.append(Panel("", Axis(projection.first), Axis(projection.second), tuple(series)))
     caption = (
         "Score of one task against another's; up and to the right is better. Dashed: what nothing else beats in both, "
         "among the points of a grid search where there is one."
@@ -178,10 +178,10 @@ def pareto_projections(projections: Sequence[ParetoProjection]) -> Figure:
     return Figure("pareto", "Trade-offs between tasks", caption, tuple(panels))
 
 
-def combination_gains(found: Sequence[CombinationGains]) -> Figure:
+def combination_gains(mixtures: Sequence[CombinationGains]) -> Figure:
     """Transfer gain of every mixture of two models (a line), or of three (a triangle) (Fig. 6)."""
     panels, words = [], []
-    for gains in found:
+    for gains in mixtures:
         panels.append(_mixed_two(gains) if len(gains.names) == 2 else _mixed_three(gains))
         shares = zip(gains.names, gains.coefficients[gains.best], strict=True)
         best = ", ".join(f"{value:.2f} {name}" for name, value in shares if value)
@@ -190,24 +190,24 @@ def combination_gains(found: Sequence[CombinationGains]) -> Figure:
     return Figure("mixture", "Mixtures of models", caption, tuple(panels))
 
 
-def _mixed_two(found: CombinationGains) -> Panel:
-    line = Series("gain", numbers(point[1] for point in found.coefficients), numbers(found.gains))
-    x = Axis(f"coefficient of {found.names[1]} (rest: {found.names[0]})")
+def _mixed_two(mixture: CombinationGains) -> Panel:
+    line = Series("gain", numbers(point[1] for point in mixture.coefficients), numbers(mixture.gains))
+    x = Axis(f"coefficient of {mixture.names[1]} (rest: {mixture.names[0]})")
     return Panel("", x, Axis("transfer gain"), (line,))
 
 
-def _mixed_three(found: CombinationGains) -> Panel:
+def _mixed_three(mixture: CombinationGains) -> Panel:
     corners = ((0.0, 0.0), (1.0, 0.0), (0.5, math.sqrt(3) / 2))
-    x, y = zip(*(_inside(corners, point) for point in found.coefficients), strict=True)
+    x, y = zip(*(_inside(corners, point) for point in mixture.coefficients), strict=True)
     texts = tuple(
-        ", ".join(f"{n} {c:.2f}" for n, c in zip(found.names, point, strict=True)) + f": {signed(gain, '+.4g')}"
-        for point, gain in zip(found.coefficients, found.gains, strict=True)
+        ", ".join(f"{n} {c:.2f}" for n, c in zip(mixture.names, point, strict=True)) + f": {signed(gain, '+.4g')}"
+        for point, gain in zip(mixture.coefficients, mixture.gains, strict=True)
     )
-    dots = Series("gain", x, y, kind="dots", values=numbers(found.gains), texts=texts)
+    dots = Series("gain", x, y, kind="dots", values=numbers(mixture.gains), texts=texts)
     # One by one, so that no line joins them; below or above the corners, where no dot is.
     names = (
         Series("", (x,), (y + 0.06 if y else -0.13,), labels=(name,), is_reference=True)
-        for name, (x, y) in zip(found.names, corners, strict=True)
+        for name, (x, y) in zip(mixture.names, corners, strict=True)
     )
     hidden = Axis(is_hidden=True)
     return Panel("", hidden, hidden, (dots, *names), is_square=True)
@@ -235,13 +235,13 @@ def loss_lines(lines: Sequence[LossLine]) -> Figure:
 def loss_plane(planes: Sequence[LossPlane]) -> Figure:
     """The target's loss on planes through three models each."""
     panels = []
-    for found in planes:
-        rows = tuple(numbers(row) for row in found.losses)
-        places = {**dict(zip(found.names, found.corners, strict=True)), **found.marks}
-        x, y = zip(*places.values(), strict=True)
-        names = tuple(places)
+    for plane in planes:
+        rows = tuple(numbers(row) for row in plane.losses)
+        positions = {**dict(zip(plane.names, plane.corners, strict=True)), **plane.marks}
+        x, y = zip(*positions.values(), strict=True)
+        names = tuple(positions)
         dots = Series("models", x, y, kind="dots", labels=names, texts=names)
         axis = Axis("distance of parameters")
-        panels.append(Panel("", axis, axis, (dots,), Heat(rows, x=found.xs, y=found.ys), is_square=True))
+        panels.append(Panel("", axis, axis, (dots,), Heat(rows, x=plane.xs, y=plane.ys), is_square=True))
     caption = "The target's validation loss on the plane through three models, by colour; the bar says which is high."
     return Figure("plane", "Loss around three models", caption, tuple(panels))

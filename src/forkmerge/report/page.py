@@ -146,21 +146,21 @@ def _palette() -> str:
     dark.update(negative=NEGATIVE_ON_DARK, positive=POSITIVE_ON_DARK)
     rules = {":root": light, ':root[data-theme="dark"]': dark}
     return "".join(
-        f"{where} {{{''.join(f'--{k}:{v};' for k, v in found.items())}}}\n" for where, found in rules.items()
+        f"{where} {{{''.join(f'--{k}:{v};' for k, v in colours.items())}}}\n" for where, colours in rules.items()
     )
 
 
-def _section(place: int, section: Section) -> str:
+def _section(index: int, section: Section) -> str:
     items = "".join(_figure(item) if isinstance(item, Figure) else _table(item) for item in section.items)
     text = f"<p>{_text(section.text)}</p>" if section.text else ""
-    return f'<section id="s{place}"><h2>{_text(section.title)}</h2>{text}{items}</section>'
+    return f'<section id="s{index}"><h2>{_text(section.title)}</h2>{text}{items}</section>'
 
 
 def _figure(figure: Figure) -> str:
     panels = "".join(
         (f'<div class="panel"><h4>{_text(panel.title)}</h4>' if panel.title else '<div class="panel">')
-        + f'<div class="plot" data-figure="{_text(figure.name)}" data-panel="{place}"></div></div>'
-        for place, panel in enumerate(figure.panels)
+        + f'<div class="plot" data-figure="{_text(figure.name)}" data-panel="{index}"></div></div>'
+        for index, panel in enumerate(figure.panels)
     )
     alone = " alone" if len(figure.panels) == 1 else ""
     return (
@@ -177,8 +177,8 @@ def _legend(figure: Figure) -> str:
     hidden = {series.name for panel in figure.panels for series in panel.series if not series.is_shown}
     buttons = "".join(
         f'<button type="button" data-series="{_text(name)}" aria-pressed="{str(name not in hidden).lower()}">'
-        f'<i class="c{place % len(STYLES)} {DASHES[place // len(STYLES) % len(DASHES)]}"></i>{_text(name)}</button>'
-        for name, place in figure.places.items()
+        f'<i class="c{index % len(STYLES)} {DASHES[index // len(STYLES) % len(DASHES)]}"></i>{_text(name)}</button>'
+        for name, index in figure.styles.items()
         if name in names
     )
     return f'<div class="legend">{buttons}</div>'

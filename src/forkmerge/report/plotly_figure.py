@@ -25,8 +25,8 @@ _ROW, _HEIGHT, _SQUARE, _AROUND, _TALLEST, _TRIANGLE = 28, 340, 420, 100, 980, 3
 
 def to_plotly(figure: Figure) -> list[dict[str, Any]]:
     """Return `{"data": …, "layout": …}` for every panel."""
-    places = figure.places
-    return [{"data": _traces(panel, places), "layout": _layout(panel)} for panel in figure.panels]
+    styles = figure.styles
+    return [{"data": _traces(panel, styles), "layout": _layout(panel)} for panel in figure.panels]
 
 
 def shorten(text: str, longest: int = _LONGEST) -> str:
@@ -34,22 +34,22 @@ def shorten(text: str, longest: int = _LONGEST) -> str:
     return text if len(text) <= longest else text[: longest - 1] + "…"
 
 
-def _traces(panel: Panel, places: dict[str, int]) -> list[dict[str, Any]]:
+def _traces(panel: Panel, styles: dict[str, int]) -> list[dict[str, Any]]:
     traces = [_heat(panel)] if panel.heat is not None else []
     for series in panel.series:
         if series.kind == "line" and series.low and not panel.is_sideways:
-            traces.append(_band(series, _colour(series, places)))
-        traces.append(_points(panel, series, places))
+            traces.append(_band(series, _colour(series, styles)))
+        traces.append(_points(panel, series, styles))
     return traces
 
 
-def _colour(series: Series, places: dict[str, int]) -> str:
-    return "$muted" if series.is_reference else f"$c{places.get(series.name, 0) % len(STYLES)}"
+def _colour(series: Series, styles: dict[str, int]) -> str:
+    return "$muted" if series.is_reference else f"$c{styles.get(series.name, 0) % len(STYLES)}"
 
 
-def _points(panel: Panel, series: Series, places: dict[str, int]) -> dict[str, Any]:
-    place = 0 if series.is_reference else places.get(series.name, 0)
-    colour = _colour(series, places)
+def _points(panel: Panel, series: Series, styles: dict[str, int]) -> dict[str, Any]:
+    index = 0 if series.is_reference else styles.get(series.name, 0)
+    colour = _colour(series, styles)
     trace: dict[str, Any] = {
         "type": "bar" if series.kind == "bars" else "scatter",
         "name": _safe(series.name),
@@ -72,9 +72,9 @@ def _points(panel: Panel, series: Series, places: dict[str, int]) -> dict[str, A
     many = panel.is_crowded(series) and not series.values
     if many:
         trace["opacity"] = 0.65
-    trace["marker"] = {"size": 6 if many else 9, "symbol": _SYMBOLS[STYLES[place % len(STYLES)][1]], **marker}
+    trace["marker"] = {"size": 6 if many else 9, "symbol": _SYMBOLS[STYLES[index % len(STYLES)][1]], **marker}
     if series.kind != "dots":
-        dash = "dash" if series.is_reference else DASHES[place // len(STYLES) % len(DASHES)]
+        dash = "dash" if series.is_reference else DASHES[index // len(STYLES) % len(DASHES)]
         shape = "hv" if series.kind == "steps" else "linear"
         trace["line"] = {"color": colour, "width": 1.5 if series.is_reference else 2.2, "dash": dash, "shape": shape}
     if series.kind == "steps":
@@ -117,13 +117,13 @@ def _interval(panel: Panel, series: Series) -> dict[str, Any]:
 
 
 def _band(series: Series, colour: str) -> dict[str, Any]:
-    known = [
+    points = [
         (x, low, high)
         for x, low, high in zip(series.x, series.low, series.high, strict=True)
         if None not in (x, low, high)
     ]
-    x = [point[0] for point in known]
-    edge = [point[2] for point in known] + [point[1] for point in reversed(known)]
+    x = [point[0] for point in points]
+    edge = [point[2] for point in points] + [point[1] for point in reversed(points)]
     return {
         "type": "scatter",
         "x": _numbers([*x, *reversed(x)]),
@@ -144,28 +144,28 @@ def _hover(panel: Panel, series: Series) -> dict[str, Any]:
     other = "y" if panel.is_sideways else "x"
     names = panel.y.labels if panel.is_sideways else panel.x.labels
     lines = [f"%{{{value}:{_format(axis)}}}"]
-    found: dict[str, Any] = {}
+    hover: dict[str, Any] = {}
     if series.low:
         lines[0] += f" [%{{customdata[0]:{_format(axis)}}}, %{{customdata[1]:{_format(axis)}}}]"
-        found["customdata"] = list(zip(_numbers(series.low), _numbers(series.high), strict=True))
+        hover["customdata"] = list(zip(_numbers(series.low), _numbers(series.high), strict=True))
     texts = series.texts or tuple(_name_at(names, p) for p in (series.y if panel.is_sideways else series.x))
     if any(texts):
-        found["hovertext"] = _texts(texts)
+        hover["hovertext"] = _texts(texts)
         lines.append("%{hovertext}")
     elif series.kind == "dots":
         lines.insert(0, f"%{{{other}:{_format(panel.x)}}}")
-    return {**found, "hovertemplate": "<br>".join(lines) + "<extra>%{fullData.name}</extra>"}
+    return {**hover, "hovertemplate": "<br>".join(lines) + "<extra>%{fullData.name}</extra>"}
 
 
-def _name_at(names: Sequence[str], place: float | None) -> str:
-    return names[int(place)] if names and place is not None and 0 <= place < len(names) else ""
+def _name_at(names: Sequence[str], position: float | None) -> str:
+    return names[int(position)] if names and position is not None and 0 <= position < len(names) else ""
 
 
 def _heat(panel: Panel) -> dict[str, Any]:
     heat = panel.heat
     assert heat is not None
-    known = [abs(value) for row in heat.values for value in row if value is not None]
-    span = heat.span or max(known, default=0.0) or 1.0
+    sizes = [abs(value) for row in heat.values for value in row if value is not None]
+    span = heat.span or max(sizes, default=0.0) or 1.0
     form = _format(panel.y if panel.y.is_percent else Axis())
     form = f"+{form}" if heat.is_gain and not form.startswith("+") else form
     return {
@@ -173,7 +173,7 @@ def _heat(panel: Panel) -> dict[str, Any]:
         "z": [_numbers(row) for row in heat.values],
         "x": list(heat.x) or _texts(panel.x.labels),
         "y": list(heat.y) or _texts(panel.y.labels),
-        "zmin": -span if heat.is_gain else min(0.0, *known) if not heat.y else min(known),
+        "zmin": -span if heat.is_gain else min(0.0, *sizes) if not heat.y else min(sizes),
         "zmax": span,
         "colorscale": "$gain" if heat.is_gain else "$share",
         "xgap": 1 if heat.is_written else 0,
@@ -214,7 +214,7 @@ def _layout(panel: Panel) -> dict[str, Any]:
 
 
 def _axis(axis: Axis, panel: Panel) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    layout: dict[str, Any] = {
         "title": {"text": _safe(axis.title), "standoff": 12},
         "automargin": True,
         "gridcolor": "$grid",
@@ -226,23 +226,23 @@ def _axis(axis: Axis, panel: Panel) -> dict[str, Any]:
         "showgrid": not axis.labels and panel.heat is None,
     }
     if axis.is_log:
-        found["type"] = "log"
+        layout["type"] = "log"
     elif axis.labels:
         every = -(-len(axis.labels) // _MOST_NAMES)
-        places = range(0, len(axis.labels), every)
-        shown = [shorten(axis.labels[place]) for place in places]
+        positions = range(0, len(axis.labels), every)
+        shown = [shorten(axis.labels[position]) for position in positions]
         # A category by its name: plotly would take the place 1 for a category that is called "1".
-        marks = _texts(axis.labels[place] for place in places) if panel.heat else list(places)
-        found.update(tickvals=marks, ticktext=_texts(shown), type="category" if panel.heat else "linear")
+        marks = _texts(axis.labels[position] for position in positions) if panel.heat else list(positions)
+        layout.update(tickvals=marks, ticktext=_texts(shown), type="category" if panel.heat else "linear")
         if panel.heat is None:
-            found["range"] = [-0.6, len(axis.labels) - 0.4]
+            layout["range"] = [-0.6, len(axis.labels) - 0.4]
     if axis.ticks:
-        found["tickvals"] = list(axis.ticks)
+        layout["tickvals"] = list(axis.ticks)
     if axis.is_percent and not axis.labels:
-        found["tickformat"] = "+.3~p" if axis.low is None else ".3~p"
+        layout["tickformat"] = "+.3~p" if axis.low is None else ".3~p"
     if axis.low is not None and axis.high is not None:
-        found["range"] = [axis.low, axis.high]
-    return found
+        layout["range"] = [axis.low, axis.high]
+    return layout
 
 
 def _format(axis: Axis) -> str:

@@ -37,17 +37,17 @@ def save_result(folder: str | os.PathLike[str], name: str, result: Record) -> Pa
     kind = type(result).__name__
     if kind not in _SHOWN:
         raise ConfigError(unknown_name("result", kind, _SHOWN))
-    place = Path(folder) / PLACE
-    with explained(f"make the folder {place}"):
-        place.mkdir(parents=True, exist_ok=True)
-    path = place / f"{check_name('result', name)}.json"
+    analyses = Path(folder) / PLACE
+    with explained(f"make the folder {analyses}"):
+        analyses.mkdir(parents=True, exist_ok=True)
+    path = analyses / f"{check_name('result', name)}.json"
     write_atomically(path, encode(plain({"kind": kind, "result": result}), 2))
     return path
 
 
 def saved_items(folder: Path) -> list[Figure | Table]:
     """Return a figure or a table for every kind of result kept in a folder."""
-    found: dict[str, dict[str, Any]] = {}
+    results: dict[str, dict[str, Any]] = {}
     for path in sorted((folder / PLACE).glob("*.json")):
         with explained(f"read {path}"):
             text = path.read_bytes()
@@ -57,8 +57,8 @@ def saved_items(folder: Path) -> list[Figure | Table]:
             result = _SHOWN[kind][0].from_json(content)
         except (ValueError, TypeError, KeyError) as error:
             raise StoreError(f"{path} is not a result of an analysis: {error!r}. Delete it.") from None
-        found.setdefault(kind, {})[path.stem] = result
-    return [_SHOWN[kind][1](found[kind]) for kind in _SHOWN if kind in found]
+        results.setdefault(kind, {})[path.stem] = result
+    return [_SHOWN[kind][1](results[kind]) for kind in _SHOWN if kind in results]
 
 
 def _coefficients(histories: Mapping[str, merges.CoefficientHistory]) -> Figure:
@@ -72,10 +72,10 @@ def _coefficients(histories: Mapping[str, merges.CoefficientHistory]) -> Figure:
 
 
 def _listed(show: Callable[[Sequence[Any]], Figure | Table]) -> Show:
-    return lambda found: show(list(found.values()))
+    return lambda results: show(list(results.values()))
 
 
-def replays(found: Sequence[merges.Replay]) -> Table:
+def replays(results: Sequence[merges.Replay]) -> Table:
     """What other searches, metrics or data would have chosen."""
     columns = [Column("round", is_words=True), Column("what was changed", is_words=True)]
     columns += [Column("chosen", is_words=True), Column("recorded", is_words=True)]
@@ -90,12 +90,12 @@ def replays(found: Sequence[merges.Replay]) -> Table:
             Cell(r.recorded_score),
             Cell(float(r.evaluations)),
         )
-        for r in found
+        for r in results
     )
     return Table("Merges searched again", tuple(columns), rows)
 
 
-def counterfactuals(found: Sequence[merges.Counterfactual]) -> Table:
+def counterfactuals(results: Sequence[merges.Counterfactual]) -> Table:
     """What each merge would have been without a branch."""
     columns = [Column("round", is_words=True), Column("without", is_words=True), Column("score as it was")]
     columns += [Column("others scaled up"), Column("others searched"), Column("their coefficients", is_words=True)]
@@ -108,18 +108,18 @@ def counterfactuals(found: Sequence[merges.Counterfactual]) -> Table:
             Cell(c.searched if c.searched == c.searched else None),
             Cell(text=_shares(c.coefficients)),
         )
-        for c in found
+        for c in results
     )
     return Table("What if a branch had been left out", tuple(columns), rows)
 
 
-def survivals(found: Sequence[merges.Survival]) -> Table:
+def survivals(results: Sequence[merges.Survival]) -> Table:
     """How much of each merge's gain is left on examples that the search has not seen."""
     columns = [Column("round", is_words=True), Column("gain where searched", signed=True)]
     columns += [Column("gain on the other half", signed=True), Column("kept, %", scale=100.0, decimals=0)]
-    rows = tuple((Cell(text=str(s.round)), Cell(s.mean_seen), Cell(s.mean_unseen), Cell(s.kept)) for s in found)
+    rows = tuple((Cell(text=str(s.round)), Cell(s.mean_seen), Cell(s.mean_unseen), Cell(s.kept)) for s in results)
     notes = dict.fromkeys(  # each half is searched on once
-        f"Validation data halved {len(s.seen) // 2} times; gains are over the branch {s.baseline}." for s in found
+        f"Validation data halved {len(s.seen) // 2} times; gains are over the branch {s.baseline}." for s in results
     )
     return Table("How much of the gain survives", tuple(columns), rows, tuple(notes))
 

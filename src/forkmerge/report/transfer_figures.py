@@ -46,13 +46,13 @@ def rows_if_many(panel: Panel, *, name: Callable[[float], str] | None = None, is
     lines = panel.series
     if len(lines) <= MOST_LINES:
         return panel
-    places = sorted({place for line in lines for place in line.x if place is not None})
-    found = [dict(zip(line.x, line.y, strict=True)) for line in lines]
-    rows = tuple(tuple(row.get(place) for place in places) for row in found)
-    half = (places[1] - places[0]) / 2 if lines[0].kind == "steps" else 0.0  # a step begins at its point
-    middles = () if name else tuple(place + half for place in places)
-    heat = Heat(rows, x=middles, is_gain=is_gain, is_written=bool(name) and len(places) <= _MOST_WRITTEN)
-    x = replace(panel.x, labels=tuple(map(name, places))) if name else panel.x
+    positions = sorted({position for line in lines for position in line.x if position is not None})
+    by_position = [dict(zip(line.x, line.y, strict=True)) for line in lines]
+    rows = tuple(tuple(row.get(position) for position in positions) for row in by_position)
+    half = (positions[1] - positions[0]) / 2 if lines[0].kind == "steps" else 0.0  # a step begins at its point
+    middles = () if name else tuple(position + half for position in positions)
+    heat = Heat(rows, x=middles, is_gain=is_gain, is_written=bool(name) and len(positions) <= _MOST_WRITTEN)
+    x = replace(panel.x, labels=tuple(map(name, positions))) if name else panel.x
     return Panel(panel.title, x, Axis(labels=tuple(line.name for line in lines)), heat=heat)
 
 
@@ -61,24 +61,24 @@ def gain_curve(curves: Sequence[TransferCurve]) -> Figure:
     series = []
     for curve in curves:
         points = curve.points
-        known = all(point.low is not None for point in points)
+        has_intervals = all(point.low is not None for point in points)
         series.append(
             Series(
                 curve.auxiliary,
                 numbers((0.0, *(point.weight for point in points))),
                 numbers((0.0, *(point.mean for point in points))),
-                numbers((0.0, *(point.low for point in points))) if known else (),
-                numbers((0.0, *(point.high for point in points))) if known else (),
+                numbers((0.0, *(point.low for point in points))) if has_intervals else (),
+                numbers((0.0, *(point.high for point in points))) if has_intervals else (),
                 texts=(curve.auxiliary,) * (len(points) + 1),
             )
         )
     target = curves[0].target if curves else ""
     many = len(curves) > MOST_LINES
     level = f"{curves[0].confidence:.0%}" if curves else ""
-    look = "Red is above zero, blue below." if many else f"Bands: {level} intervals over paired seeds."
+    legend = "Red is above zero, blue below." if many else f"Bands: {level} intervals over paired seeds."
     caption = (
         f"Transfer gain TG(λ): score of {target} trained with an auxiliary of weight λ minus its score alone. Above "
-        f"zero the auxiliary helps. {look} A {'row' if many else 'curve'} that is negative for every λ > 0 is strong "
+        f"zero the auxiliary helps. {legend} A {'row' if many else 'curve'} that is negative for every λ > 0 is strong "
         "negative transfer; one that a smaller λ would lift above zero is weak."
     )
     panel = Panel("", Axis(_LAMBDA), Axis("transfer gain"), tuple(series))
@@ -106,17 +106,17 @@ def gain_matrix(matrices: Sequence[TransferMatrix]) -> Figure:
 
 def cosine_distribution(similarities: Sequence[GradientSimilarity]) -> Figure:
     """Distribution of the gradient cosine similarity, batch by batch (Fig. 8)."""
-    known = [value for found in similarities for value in found.cosines if math.isfinite(value)]
-    low, high = min(known, default=-1.0), max(known, default=1.0)
+    cosines = [value for similarity in similarities for value in similarity.cosines if math.isfinite(value)]
+    low, high = min(cosines, default=-1.0), max(cosines, default=1.0)
     width = max((high - low) / _BINS, 1e-6)
-    edges = tuple(low + (place - 1) * width for place in range(_BINS + 3))
+    edges = tuple(low + (position - 1) * width for position in range(_BINS + 3))
     series = []
-    for found in similarities:
+    for similarity in similarities:
         shares = [0.0] * len(edges)
-        for value in found.cosines:
+        for value in similarity.cosines:
             if math.isfinite(value):
-                shares[min(int((value - low) / width), _BINS - 1) + 1] += 1 / len(found.cosines)
-        series.append(Series(found.second, edges, tuple(shares), kind="steps"))
+                shares[min(int((value - low) / width), _BINS - 1) + 1] += 1 / len(similarity.cosines)
+        series.append(Series(similarity.second, edges, tuple(shares), kind="steps"))
     caption = (
         "Share of batches by the cosine between the gradients of the target and an auxiliary; left of zero they "
         f"conflict. {_means(similarities)}"
@@ -129,28 +129,28 @@ def _means(similarities: Sequence[GradientSimilarity]) -> str:
     words = {s.second: f"{s.second} {signed(s.mean)} ({s.conflicts:.0%} in conflict)" for s in similarities}
     if len(words) <= MOST_LINES:
         return f"Means: {', '.join(words.values())}."
-    known = sorted((s for s in similarities if math.isfinite(s.mean)), key=lambda s: s.mean)
-    return f"Lowest mean: {words[known[0].second]}; highest: {words[known[-1].second]}." if known else ""
+    ranked = sorted((s for s in similarities if math.isfinite(s.mean)), key=lambda s: s.mean)
+    return f"Lowest mean: {words[ranked[0].second]}; highest: {words[ranked[-1].second]}." if ranked else ""
 
 
 def cosine_against_gain(experiments: Sequence[OneStepGains]) -> Figure:
     """TG after one step against GCS, a cubic fit per λ (Fig. 2)."""
     panels = []
-    for found in experiments:
-        cosines = [point.cosine for point in found.points]
+    for experiment in experiments:
+        cosines = [point.cosine for point in experiment.points]
         span = (min(cosines, default=-1.0), max(cosines, default=1.0))
         grid = [span[0] + (span[1] - span[0]) * i / _FIT_POINTS for i in range(_FIT_POINTS + 1)]
         series: list[Series] = []
-        chosen = range(max(len(found.weights) - _MOST_FITS, 0), len(found.weights))
-        for place in chosen:
-            name = f"λ = {_fraction(found.weights[place])}"
-            gains = numbers(point.gains[place] for point in found.points)
+        chosen = range(max(len(experiment.weights) - _MOST_FITS, 0), len(experiment.weights))
+        for index in chosen:
+            name = f"λ = {_fraction(experiment.weights[index])}"
+            gains = numbers(point.gains[index] for point in experiment.points)
             series.append(Series(name, numbers(cosines), gains, kind="dots"))
-            if found.fits[place]:
-                fitted = tuple(sum(c * x**k for k, c in enumerate(found.fits[place])) for x in grid)
+            if experiment.fits[index]:
+                fitted = tuple(sum(c * x**k for k, c in enumerate(experiment.fits[index])) for x in grid)
                 series.append(Series(name, tuple(grid), numbers(fitted)))
-        title = "L2 regularisation" if found.auxiliary == "l2" else found.auxiliary
-        unit = "validation score" if found.measure == "score" else "minus validation loss"
+        title = "L2 regularisation" if experiment.auxiliary == "l2" else experiment.auxiliary
+        unit = "validation score" if experiment.measure == "score" else "minus validation loss"
         x, y = Axis("gradient cosine similarity"), Axis(f"gain in {unit}")
         panels.append(Panel(title, x, y, tuple(series)))
     caption = (
@@ -161,8 +161,8 @@ def cosine_against_gain(experiments: Sequence[OneStepGains]) -> Figure:
 
 
 def _correlation(experiments: Sequence[OneStepGains]) -> str:
-    found = [(e.auxiliary, [c for c in e.correlations if c is not None]) for e in experiments]
-    shown = ", ".join(f"{name} {signed(fmean(values))}" for name, values in found if values)
+    correlations = [(e.auxiliary, [c for c in e.correlations if c is not None]) for e in experiments]
+    shown = ", ".join(f"{name} {signed(fmean(values))}" for name, values in correlations if values)
     return f"Mean correlation of the two over λ: {shown}." if shown else ""
 
 
@@ -178,9 +178,9 @@ def shift_curve(curves: Sequence[ShiftCurve]) -> Figure:
     for curve in curves:
         weights = tuple(point.weight for point in curve.points)
         means, stds = [point.mean for point in curve.points], [point.std for point in curve.points]
-        known = [s for s in stds if s is not None]
-        low = numbers(m - s for m, s in zip(means, known, strict=True)) if len(known) == len(means) else ()
-        high = numbers(m + s for m, s in zip(means, known, strict=True)) if low else ()
+        finite = [s for s in stds if s is not None]
+        low = numbers(m - s for m, s in zip(means, finite, strict=True)) if len(finite) == len(means) else ()
+        high = numbers(m + s for m, s in zip(means, finite, strict=True)) if low else ()
         discrepancy.append(Series(curve.auxiliary, weights, numbers(means), low, high))
         gain.append(Series(curve.auxiliary, weights, numbers(point.gain for point in curve.points)))
     split = curves[0].split if curves else "validation"
@@ -201,9 +201,9 @@ def shift_curve(curves: Sequence[ShiftCurve]) -> Figure:
 def feature_map(maps: Sequence[FeatureMap]) -> Figure:
     """t-SNE of the interpolated training distribution beside held-out data (Fig. 3a)."""
     panels = []
-    for found in maps:
-        x_axis, y_axis = (_scale(place[way] for panel in found.panels for place in panel.positions) for way in (0, 1))
-        for panel in found.panels:
+    for tsne in maps:
+        x_axis, y_axis = (_scale(point[way] for panel in tsne.panels for point in panel.positions) for way in (0, 1))
+        for panel in tsne.panels:
             series = []
             for origin in ("target", "auxiliary", "held-out"):
                 mine = [i for i, name in enumerate(panel.origins) if name == origin]
@@ -211,19 +211,19 @@ def feature_map(maps: Sequence[FeatureMap]) -> Figure:
                 y = numbers(panel.positions[i][1] for i in mine)
                 texts = tuple(f"class {panel.classes[i]}" for i in mine)
                 series.append(Series(origin, x, y, kind="dots", texts=texts))
-            title = f"{found.auxiliary}, λ = {_fraction(panel.weight)}"
+            title = f"{tsne.auxiliary}, λ = {_fraction(panel.weight)}"
             panels.append(Panel(title, x_axis, y_axis, tuple(series), is_square=True))
     caption = (
         "Features of the target-only model in two dimensions by t-SNE: training points of the target and of the "
         "auxiliary, mixed as λ mixes them, and held-out points of the target. The better they overlap, the closer the "
         "training distribution is to the target's."
     )
-    across = min(max((len(found.panels) for found in maps), default=1), _MOST_MAPS)
+    across = min(max((len(tsne.panels) for tsne in maps), default=1), _MOST_MAPS)
     return Figure("features", "The training distribution under λ", caption, tuple(panels), across=across)
 
 
-def _scale(places: Iterable[float]) -> Axis:
+def _scale(values: Iterable[float]) -> Axis:
     """An axis that is not drawn, but one for several panels."""
-    known = [place for place in places if math.isfinite(place)] or [0.0]
-    edge = 0.05 * (max(known) - min(known)) or 1.0
-    return Axis(low=min(known) - edge, high=max(known) + edge, is_hidden=True)
+    finite = [value for value in values if math.isfinite(value)] or [0.0]
+    edge = 0.05 * (max(finite) - min(finite)) or 1.0
+    return Axis(low=min(finite) - edge, high=max(finite) + edge, is_hidden=True)

@@ -69,15 +69,15 @@ def _row(finding: AuxiliaryFinding) -> tuple[Cell, ...]:
         Cell(cosine),
         Cell(change if change is None or math.isfinite(change) else None),
         Cell(finding.relevance),
-        _known(finding.affinity),
+        _number(finding.affinity),
         Cell(text=finding.advice),
     )
 
 
 def _gain(gain: Gain) -> Cell:
-    return replace(_known(gain.mean), low=gain.low, high=gain.high)
+    return replace(_number(gain.mean), low=gain.low, high=gain.high)
 
 
-def _known(value: float | None) -> Cell:
+def _number(value: float | None) -> Cell:
     """A number; what is not finite comes from training that diverged."""
     return Cell(text="diverged") if value is not None and not math.isfinite(value) else Cell(value)

@@ -16,7 +16,7 @@ from forkmerge.analysis import advice
 from forkmerge.analysis.diagnosis import budget, diagnosis, pieces
 from forkmerge.analysis.results import AuxiliaryFinding, Diagnosis, Pictures
 from forkmerge.analysis.transfer import transfer_curve
-from forkmerge.analysis.transfer_runs import SeededSource, TransferRun, take
+from forkmerge.analysis.transfer_runs import SeededSource, TransferRun, do_transfer_run
 from forkmerge.cli.commands import app
 from forkmerge.errors import ConfigError, ProblemError, StoreError
 from forkmerge.problem.metrics import Criterion
@@ -205,7 +205,7 @@ def pictured(name="apart"):
 def test_pictures_lie_between_models_trained_alone_and_with_auxiliaries():
     test_reads.clear()
     found = pictured()
-    grades = [take(TransferRun(source(), 0, task, 1.0, steps=6)) for task in ("", "aux", "odd")]
+    grades = [do_transfer_run(TransferRun(source(), 0, task, 1.0, steps=6)) for task in ("", "aux", "odd")]
     (mixture,) = found.mixtures
     assert mixture.names == ("tgt alone", "with aux", "with odd")
     assert len(mixture.gains) == 66

@@ -80,8 +80,8 @@ def diagnose(
         say(plan.describe())
         works = piece_seconds(plan, costs)
         pieces = [Piece(recipes, plan, recipes.target, *key) for key in longest_first(works)]
-        found, notes = _do_all(pieces, [works[piece.key] for piece in pieces], folder, workers, watch)
-        result = conclude(recipe, plan, found, notes=notes, command=command)
+        results, notes = _do_all(pieces, [works[piece.key] for piece in pieces], folder, workers, watch)
+        result = conclude(recipe, plan, results, notes=notes, command=command)
         write_versioned(folder / RESULT, FORMAT, {"diagnosis": result})
     return result
 
@@ -95,7 +95,7 @@ def read_diagnosis(folder: str | os.PathLike[str]) -> Diagnosis | None:
 def conclude(
     recipe: Recipe,
     plan: DiagnosisPlan,
-    found: Mapping[Key, Mapping[str, Any]],
+    results: Mapping[Key, Mapping[str, Any]],
     *,
     notes: Sequence[str] = (),
     command: str = "",
@@ -103,11 +103,11 @@ def conclude(
     """Return the diagnosis that the pieces' results add up to."""
     problem = recipe.problem
     by_kind: dict[str, list[Mapping[str, Any]]] = {}
-    for (kind, *_), result in found.items():
+    for (kind, *_), result in results.items():
         by_kind.setdefault(kind, []).append(result)
-    grades = [TransferRunResult.from_json(g) for kind in ("single task", "transfer") for g in by_kind.get(kind, [])]
-    grades.sort(key=lambda grade: grade.seed)
-    findings = _findings(problem, grades, by_kind, is_whole=plan.steps == plan.full_steps)
+    runs = [TransferRunResult.from_json(g) for kind in ("single task", "transfer") for g in by_kind.get(kind, [])]
+    runs.sort(key=lambda run: run.seed)
+    findings = _findings(problem, runs, by_kind, is_whole=plan.steps == plan.full_steps)
     steps = [OneStepGains.from_json(v) for result in by_kind.get("gradients", []) for v in result["one_step"]]
     pictures = next(map(Pictures.from_json, by_kind.get("pictures", [])), Pictures())
     remarks = ["Gains are differences of validation scores; the test split was not read."]
@@ -121,7 +121,7 @@ def conclude(
         findings=tuple(findings),
         plan=plan.to_json(),
         one_step=tuple(steps),
-        seconds=sum(result.get("seconds", 0.0) for result in found.values()),
+        seconds=sum(result.get("seconds", 0.0) for result in results.values()),
         command=command,
         notes=(*remarks, *notes, *pictures.notes),
         pictures=pictures,
@@ -132,26 +132,26 @@ def conclude(
 
 def _findings(
     problem: Problem,
-    grades: Sequence[TransferRunResult],
+    runs: Sequence[TransferRunResult],
     by_kind: Mapping[str, Sequence[Mapping[str, Any]]],
     *,
     is_whole: bool,
 ) -> Iterator[AuxiliaryFinding]:
     """Yield what is known of every auxiliary, and what to do with it."""
-    merges = [TransferRunResult.from_json(g) for g in by_kind.get("ForkMerge", [])]
-    trials = [ShortRun.from_json(t) for result in by_kind.get("probe", []) for t in result["trials"]]
-    looks = [value for result in by_kind.get("gradients", []) for value in result["similarities"]]
-    similar = {s.second: s for s in map(GradientSimilarity.from_json, looks)}
+    merge_runs = [TransferRunResult.from_json(g) for g in by_kind.get("ForkMerge", [])]
+    short_runs = [ShortRun.from_json(t) for result in by_kind.get("probe", []) for t in result["trials"]]
+    batches = [value for result in by_kind.get("gradients", []) for value in result["similarities"]]
+    similar = {s.second: s for s in map(GradientSimilarity.from_json, batches)}
     for task in problem.auxiliaries:
-        curve = curve_of(grades, problem.target, task)
-        estimate = affinity(trials, task) if trials else None
+        curve = curve_of(runs, problem.target, task)
+        estimate = affinity(short_runs, task) if short_runs else None
         advice, reason = advise(curve, estimate, is_whole=is_whole)
         yield AuxiliaryFinding(
             auxiliary=task,
             curve=curve,
             similarity=similar.get(task),
-            shift=shift_of(grades, curve),
-            relevance=fmean(grade.relevance.get(task, 0.0) for grade in merges) if merges else None,
+            shift=shift_of(runs, curve),
+            relevance=fmean(run.relevance.get(task, 0.0) for run in merge_runs) if merge_runs else None,
             affinity=None if estimate is None else estimate.mean,
             advice=advice,
             reason=reason,
@@ -206,7 +206,7 @@ def _do_all(
     pieces: Sequence[Piece], seconds: Sequence[float], folder: Path, workers: int, watch: Watch
 ) -> tuple[dict[Key, dict[str, Any]], list[str]]:
     """Do what has not been done, and return all results, with a note for every optional piece that failed."""
-    done = {piece.key: known for piece in pieces if (known := read_piece(folder, piece)) is not None}
+    done = {piece.key: kept for piece in pieces if (kept := read_piece(folder, piece)) is not None}
     waiting = [(piece, work) for piece, work in zip(pieces, seconds, strict=True) if piece.key not in done]
     work = [max(round(1000 * value), 1) for _, value in waiting]
     kinds = [piece.kind for piece, _ in waiting]

@@ -18,7 +18,15 @@ from forkmerge.analysis.feature_map import feature_map
 from forkmerge.analysis.heldout import reads_heldout
 from forkmerge.analysis.merge_results import LossLine
 from forkmerge.analysis.results import FeatureMap, Pictures
-from forkmerge.analysis.transfer_runs import EVERY, Recipes, TransferRun, fit_transfer_run, forkmerge, halfway, take
+from forkmerge.analysis.transfer_runs import (
+    EVERY,
+    Recipes,
+    TransferRun,
+    do_transfer_run,
+    fit_transfer_run,
+    forkmerge,
+    halfway,
+)
 from forkmerge.engine.executors.executor import Tell
 from forkmerge.engine.executors.parallel_calls import describe_error, using_threads
 from forkmerge.engine.storage.atomic_files import read_versioned, write_versioned
@@ -86,21 +94,19 @@ def do(piece: Piece, tell: Tell = lambda value: None) -> dict[str, Any]:
     return {**_KINDS[piece.kind](piece), "seconds": time.perf_counter() - started}
 
 
-def _lesson(piece: Piece) -> dict[str, Any]:
-    lesson = TransferRun(piece.recipes, piece.seed, piece.auxiliary, piece.weight, steps=piece.plan.steps)
-    return take(lesson).to_json()
+def _transfer(piece: Piece) -> dict[str, Any]:
+    run = TransferRun(piece.recipes, piece.seed, piece.auxiliary, piece.weight, steps=piece.plan.steps)
+    return do_transfer_run(run).to_json()
 
 
 def _merges(piece: Piece) -> dict[str, Any]:
-    lesson = TransferRun(
-        piece.recipes, piece.seed, EVERY, 1.0, steps=piece.plan.steps, maker=forkmerge, label="ForkMerge"
-    )
-    return take(lesson).to_json()
+    run = TransferRun(piece.recipes, piece.seed, EVERY, 1.0, steps=piece.plan.steps, maker=forkmerge, label="ForkMerge")
+    return do_transfer_run(run).to_json()
 
 
 def _probe(piece: Piece) -> dict[str, Any]:
-    trials = probe(piece.recipes(piece.seed), piece.plan.probe, piece.seed)
-    return {"trials": [trial.to_json() for trial in trials]}
+    runs = probe(piece.recipes(piece.seed), piece.plan.probe, piece.seed)
+    return {"trials": [run.to_json() for run in runs]}
 
 
 def _gradients(piece: Piece) -> dict[str, Any]:
@@ -110,7 +116,7 @@ def _gradients(piece: Piece) -> dict[str, Any]:
         problem, middle = recipe.problem.sealed(), recipe.steps
         model = fit_transfer_run(TransferRun(piece.recipes, piece.seed), recipe).model
         assert model is not None
-        found = measure_similarity(
+        similarities = measure_similarity(
             model,
             problem,
             problem.target,
@@ -128,7 +134,7 @@ def _gradients(piece: Piece) -> dict[str, Any]:
                     model, regularised, task, count=piece.plan.one_step, measure_by=by, seed=piece.seed, step=middle
                 )
                 steps.append(gains.to_json())
-    return {"similarities": [value.to_json() for value in found.values()], "one_step": steps}
+    return {"similarities": [value.to_json() for value in similarities.values()], "one_step": steps}
 
 
 def _pictures(piece: Piece) -> dict[str, Any]:
@@ -150,8 +156,8 @@ def _pictures(piece: Piece) -> dict[str, Any]:
 
 
 def _trained(piece: Piece, auxiliary: str = "") -> nn.Module:
-    lesson = TransferRun(piece.recipes, piece.seed, auxiliary, 1.0, steps=piece.plan.steps)
-    model = fit_transfer_run(lesson, piece.recipes(piece.seed)).model
+    run = TransferRun(piece.recipes, piece.seed, auxiliary, 1.0, steps=piece.plan.steps)
+    model = fit_transfer_run(run, piece.recipes(piece.seed)).model
     assert model is not None
     return model
 
@@ -165,22 +171,22 @@ def _loss_lines(model: nn.Module, problem: Problem, states: States, seed: int) -
 
 def _feature_maps(model: nn.Module, problem: Problem, piece: Piece) -> tuple[tuple[FeatureMap, ...], list[str]]:
     """Return the maps that can be drawn, and a note for every reason why others cannot."""
-    found: list[FeatureMap] = []
+    maps: list[FeatureMap] = []
     missing: dict[str, list[str]] = {}
     for task in problem.auxiliaries[: piece.plan.pictures]:
         if any({problem.target, task} <= set(stream.tasks) for stream in problem.stream_map.values()):
             missing.setdefault("the examples are the target's own, whatever λ is.", []).append(task)
             continue
         try:
-            found.append(feature_map(model, problem, task, points=MAP_POINTS, seed=piece.seed))
+            maps.append(feature_map(model, problem, task, points=MAP_POINTS, seed=piece.seed))
         except Exception as error:  # a user's `predict` may fail in any way on examples that are not the target's
             missing.setdefault(describe_error(error), []).append(task)
-    return tuple(found), [f"No t-SNE picture of {', '.join(tasks)}: {reason}" for reason, tasks in missing.items()]
+    return tuple(maps), [f"No t-SNE picture of {', '.join(tasks)}: {reason}" for reason, tasks in missing.items()]
 
 
 _KINDS: Mapping[str, Callable[[Piece], dict[str, Any]]] = {
-    "single task": _lesson,
-    "transfer": _lesson,
+    "single task": _transfer,
+    "transfer": _transfer,
     "ForkMerge": _merges,
     "probe": _probe,
     "gradients": _gradients,
