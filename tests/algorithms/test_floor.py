@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
+
+import pytest
 
 import forkmerge as fm
 from _asserts import assert_same_bits, bits
@@ -64,3 +66,40 @@ class TestFloor:
         run = fit(fm.ForkMerge(branches, interval=4, floor=True), diverging_problem(4, "tgt"))
         assert run.final == "last merge"
         assert all(tensor.isfinite().all() for tensor in bits(run).values())
+
+
+class TestShared:
+    """The floor is the target-only branch, and costs nothing, until a merge takes something else."""
+
+    def floor_steps(self, algorithm: fm.ForkMerge, **options: Any) -> list[int]:
+        events: list[Any] = []
+        fit(algorithm, observe=events.append, **options)
+        return [event["step"] for event in events if event["event"] == "segment" and event["branch"] == "floor"]
+
+    def test_the_first_round_trains_no_floor_of_its_own(self) -> None:
+        algorithm = fm.ForkMerge(interval=4, search=fm.Fixed((0.5, 0.5)), floor=True)
+        assert self.floor_steps(algorithm) == [8, 12]
+
+    def test_it_stays_shared_while_merges_take_the_target_only_branch(self) -> None:
+        alone = fm.Fixed((1.0, 0.0))
+        assert self.floor_steps(fm.ForkMerge(interval=4, search=alone, floor=True)) == []
+        assert self.floor_steps(fm.ForkMerge(interval=4, search=alone, floor=True, optimizer_state="average")) == []
+        reset = fm.ForkMerge(interval=4, search=alone, floor=True, optimizer_state="reset")
+        assert self.floor_steps(reset) == [8, 12]
+
+    def test_without_such_a_branch_it_is_trained_from_the_start(self) -> None:
+        no_target_only = {"half": {"tgt": 0.5}, "joint": {"tgt": 1.0, "aux": 1.0}}
+        assert self.floor_steps(fm.ForkMerge(no_target_only, interval=4, floor=True)) == [4, 8, 12]
+        other_name = {"solo": {"tgt": 1.0}, "joint": {"tgt": 1.0, "aux": 1.0}}
+        fixed = fm.ForkMerge(other_name, interval=4, search=fm.Fixed((0.5, 0.5)), floor=True)
+        assert self.floor_steps(fixed) == [8, 12]
+        assert self.floor_steps(fixed, paired=False) == [4, 8, 12], "its examples would be others"
+
+    @pytest.mark.parametrize("policy", ["keep", "average", "reset"])
+    @pytest.mark.parametrize("checkpoint", ["last", "best_in_interval"])
+    def test_its_scores_are_those_of_single_task_training(self, policy: Any, checkpoint: Any) -> None:
+        options: dict[str, Any] = {"optimizer_state": policy, "checkpoint": checkpoint, "validate_every": 2}
+        for search in (fm.Fixed((1.0, 0.0)), fm.Fixed((0.3, 0.7)), fm.Grid()):
+            run = fit(fm.ForkMerge(interval=4, search=search, floor=True, **options), net=noisy_net)
+            alone = fit(fm.SingleTask(interval=4), net=noisy_net)
+            assert [r.floor_score for r in run.rounds] == [r.score for r in alone.rounds]

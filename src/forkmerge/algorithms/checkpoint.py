@@ -68,7 +68,8 @@ class RunState:
         seconds: Training time of the current round.
         snapshots: Best weights by branch, for checkpoint policies other than "last".
         initial: The state a refit starts from.
-        floor: The unmerged target-only run.
+        floor: The unmerged target-only run, once it differs from every branch.
+        shares_floor: Whether the target-only branch still is that run.
         best: Weights of the best merge so far, with its score.
         searched: What the search phase would return, while a refit runs.
         reference: Reference metrics of the criterion.
@@ -91,6 +92,7 @@ class RunState:
     snapshots: dict[str, Snapshot] = field(default_factory=dict)
     initial: State | None = None
     floor: State | None = None
+    shares_floor: bool = False
     best: Snapshot | None = None
     searched: State | None = None
     reference: dict[str, float] | None = None
@@ -214,8 +216,9 @@ _PLAIN = (
     "saves",
     "bad_steps",
     "first_bad_step",
+    "shares_floor",
 )
-_LATER = ("bad_steps", "first_bad_step")  # which checkpoints of earlier versions lack
+_LATER = ("bad_steps", "first_bad_step", "shares_floor")  # which checkpoints of earlier versions lack
 
 
 def _selection_value(selection: Selection) -> dict[str, Any]:

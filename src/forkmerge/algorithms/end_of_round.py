@@ -45,6 +45,7 @@ class TrainedRound:
         bad_steps: The first step whose loss was not finite, `{branch: {task: step}}`.
         merged: The last merge, whose memory takes candidates and the new one.
         floor: The unmerged target-only run, if there is one.
+        floor_branch: Position of the branch that still is that run.
     """
 
     index: int
@@ -58,6 +59,7 @@ class TrainedRound:
     bad_steps: Mapping[str, Mapping[str, int]]
     merged: State
     floor: State | None = None
+    floor_branch: int | None = None
 
     @property
     def names(self) -> list[str]:
@@ -76,6 +78,7 @@ class MergedRound:
         examples: What a race of candidates took, in examples.
         certainty: How often the winner of the search beats the target-only branch on examples drawn anew, if asked.
         floor_score: Score of the unmerged target-only run, if there is one.
+        floor: That run, where the merge takes the branch that it was another way.
         seconds: Wall time by phase.
     """
 
@@ -85,6 +88,7 @@ class MergedRound:
     examples: dict[str, int] = field(default_factory=dict)
     certainty: float | None = None
     floor_score: float | None = None
+    floor: State | None = None
     seconds: dict[str, float] = field(default_factory=dict)
 
 
@@ -189,7 +193,8 @@ class EndOfRound:
         blend = self.blender(trained)
         started = time.perf_counter()
         usable = [state for name, state in zip(trained.names, states, strict=True) if name not in faults]
-        self.rank(usable if trained.floor is None else [*usable, trained.floor])
+        separate = trained.floor is not None and trained.floor_branch is None
+        self.rank([*usable, trained.floor] if separate and trained.floor is not None else usable)
         ranked = time.perf_counter()
         problem = ValidatedMerge(trained.names, blend, faults, validator, self.execution, self._request(trained.phase))
         with validator.evaluating():  # once, for all candidates
@@ -204,9 +209,19 @@ class EndOfRound:
         measured = [validator.known_metrics(state) for state in states]
         merged.branch_metrics = dict(zip(trained.names, measured, strict=True))
         merging = time.perf_counter()
+        merged.floor = self._parted_floor(trained, merged.merge)
         self.install(trained, blend, merged.merge)
         merged.seconds = {"rank": rank, "search": searched - started - rank, "merge": time.perf_counter() - merging}
         return merged
+
+    def _parted_floor(self, trained: TrainedRound, merge: Merge) -> State | None:
+        """Return a copy of the branch that has been the floor, where that branch does not go on as it is."""
+        index = trained.floor_branch
+        if index is None or trained.floor is None:
+            return None
+        goes_on = merge.coefficients.get(trained.names[index]) == 1.0 and self.settings.optimizer_state != "reset"
+        is_its_own = trained.entering[index] is trained.branches[index]
+        return None if goes_on and is_its_own else trained.floor.clone()
 
     def find_faulty(self, trained: TrainedRound) -> dict[str, str]:
         """Return why a branch cannot enter the merge, by name."""

@@ -1,7 +1,11 @@
-"""The floor: an unmerged target-only run beside the branches, returned if it validates better than the merge."""
+"""The floor: an unmerged target-only run beside the branches, returned if it validates better than the merge.
+
+It is the target-only branch itself, and costs nothing, until a merge takes something else than that branch.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from forkmerge.algorithms.checkpoint import RunState, Selection
@@ -17,6 +21,15 @@ FLOOR = "floor"
 def floor_segment(target: str, phase: str, steps: int) -> Segment:
     """Return a stretch of the floor's training: the target alone, with the seeds of the branches."""
     return Segment(phase, Mixture(ALONE, {target: 1.0}), steps)
+
+
+def floor_branch(mixtures: Sequence[Mixture], target: str, *, paired: bool) -> int | None:
+    """Return the branch that trains exactly as the floor would: target only, on the same examples; None without one."""
+    for index, mixture in enumerate(mixtures):
+        weights = {task: weight for task, weight in mixture.task_weights.items() if weight > 0}
+        if weights == {target: 1.0} and (paired or mixture.name == ALONE):
+            return index
+    return None
 
 
 def prefer_floor(run: RunState, selection: Selection, validator: Validator, steps: int) -> Selection:

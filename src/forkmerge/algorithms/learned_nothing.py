@@ -36,7 +36,7 @@ def check_run(run: RunState, problem: Problem, training: Training, seed: int) ->
             f"the target {problem.target!r} was never learned: none of the {run.step} steps had a loss of it, in any "
             "branch. Its training data has no labels that `losses` uses."
         )
-    if any(r.coefficients for r in run.rounds):
+    if any(r.coefficients or r.floor_score is not None for r in run.rounds):
         return
     r, name, branch = next(entry for entry in branches if entry[2].fault)
     rounds = f"all {len(run.rounds)} rounds" if len(run.rounds) > 1 else "the only round"

@@ -9,12 +9,13 @@ from typing import Any
 
 from forkmerge.algorithms.checkpoint import Phase, RunState, Snapshot
 from forkmerge.algorithms.end_of_round import EndOfRound, MergedRound, TrainedRound, prune, record_of
-from forkmerge.algorithms.floor import FLOOR, floor_segment, prefer_floor
+from forkmerge.algorithms.floor import FLOOR, floor_branch, floor_segment, prefer_floor
 from forkmerge.algorithms.learned_nothing import check_round, check_run
 from forkmerge.algorithms.mixtures import reference_branch
-from forkmerge.algorithms.refit import finish_refit, give_up, replay_merge, skip_search, start_refit, take_chosen
+from forkmerge.algorithms.refit import finish_refit, give_up, replay_merge, skip_search, start_refit
 from forkmerge.algorithms.run_record import Round
 from forkmerge.algorithms.settings import Settings
+from forkmerge.algorithms.snapshots import entering_states, take_snapshots, uses_snapshots
 from forkmerge.algorithms.validation import Validator
 from forkmerge.engine.executors.branch_execution import BranchExecution
 from forkmerge.engine.executors.branch_worker import Segment
@@ -98,9 +99,11 @@ class Rounds:
             branches=[initial.clone() for _ in mixtures],
             merged=self._mapped_copy(initial),
             initial=initial if settings.refit else None,
-            floor=initial.clone() if settings.floor else None,
+            shares_floor=settings.floor,
             probes=probes,
         )
+        if settings.floor and self._floor_branch() is None:
+            self.state.floor, self.state.shares_floor = initial.clone(), False
         details: dict[str, Any] = {"branches": [m.name for m in mixtures], "seed": self.job.seed}
         if settings.keep_branches:
             weights = sum(row.nbytes for row in initial.rows.values())
@@ -165,8 +168,10 @@ class Rounds:
             if mark <= run.step:
                 continue
             self._train_to(mark)
-            if self._uses_snapshots() and (mark == end or (mark - run.round_start) % self.validate_every == 0):
-                self._take_snapshots(mark)
+            if uses_snapshots(self.state, self.settings) and (
+                mark == end or (mark - run.round_start) % self.validate_every == 0
+            ):
+                take_snapshots(run, self.end, mark, self._fix_reference)
             if mark != end and self.checkpoint_every and mark % self.checkpoint_every == 0:
                 self._save()
         record = self._merge()
@@ -182,7 +187,7 @@ class Rounds:
     def _marks(self, start: int, end: int) -> list[int]:
         """The steps of a round at which training pauses."""
         marks = {end}
-        if self._uses_snapshots():
+        if uses_snapshots(self.state, self.settings):
             marks |= set(range(start + self.validate_every, end, self.validate_every))
         if self.checkpoint_every:
             first = (start // self.checkpoint_every + 1) * self.checkpoint_every
@@ -224,28 +229,6 @@ class Rounds:
             "segment", branch=name, step=mark, losses=result.losses, seconds=result.seconds, reports=result.reports
         )
 
-    def _uses_snapshots(self) -> bool:
-        run = self.state
-        if run.phase is Phase.REFIT and run.selection is not None and not run.selection.replays:
-            return False  # an unmerged run is refitted as it was trained, to its last step
-        return self.settings.checkpoint != "last"
-
-    def _take_snapshots(self, mark: int) -> None:
-        """Keep the weights of every branch that are its best so far; a refit keeps those the search had chosen."""
-        run = self.state
-        if run.phase is Phase.REFIT:
-            take_chosen(run, mark)
-            return
-        for state in run.branches:
-            self.validator.forget(state)
-        self.end.rank(run.branches)
-        for mixture, state in zip(run.mixtures, run.branches, strict=True):
-            self._fix_reference()
-            score, best = self.validator.score(state, remeasure=False), run.snapshots.get(mixture.name)
-            if best is None or score > best.score:
-                run.snapshots[mixture.name] = Snapshot(score, mark, state.weights())
-                self.validator.keep(run.snapshots[mixture.name].weights, state)
-
     def _fix_reference(self) -> None:
         """Let the target-only, or the only, branch of round 1 be what several metrics are compared with."""
         run = self.state
@@ -273,10 +256,7 @@ class Rounds:
         return record_of(trained, merged, [mixture.name for mixture in run.mixtures], run.seconds)
 
     def _trained(self) -> TrainedRound:
-        run = self.state
-        entering = run.branches
-        if self._uses_snapshots():
-            entering = [run.snapshots[mixture.name].weights for mixture in run.mixtures]
+        run, shared = self.state, self._floor_branch()
         return TrainedRound(
             index=run.round,
             phase=run.phase,
@@ -284,12 +264,17 @@ class Rounds:
             end=run.step,
             mixtures=list(run.mixtures),
             branches=run.branches,
-            entering=entering,
+            entering=entering_states(run, self.settings),
             losses={mixture.name: run.mean_losses(mixture.name) for mixture in run.mixtures},
             bad_steps=run.bad_steps,
             merged=run.merged,
-            floor=run.floor,
+            floor=run.floor if shared is None else run.branches[shared],
+            floor_branch=shared,
         )
+
+    def _floor_branch(self) -> int | None:
+        run = self.state
+        return floor_branch(run.mixtures, self.target, paired=self.job.training.paired) if run.shares_floor else None
 
     def _search(self, trained: TrainedRound) -> tuple[MergedRound, list[str]]:
         """Search the round's merge; return it, and the branches that go on."""
@@ -302,6 +287,8 @@ class Rounds:
             self.store.keep_branches(dict(zip(names, weights, strict=True)), run.round)
         merged = self.end.search(trained, settings.search_for(len(names)))
         merge = merged.merge
+        if merged.floor is not None:
+            run.floor, run.shares_floor = merged.floor, False
         for name, reason in merge.faults.items():
             run.note(f"round {run.round}: branch {name!r} got coefficient 0: {reason}")
         if settings.select == "best" and merge.score > run.best_score:
@@ -322,7 +309,7 @@ class Rounds:
         selection = prefer_floor(run, run.select_merge(self.settings.select), self.validator, self.steps)
         metrics = selection.metrics or self.validator.metrics(run.merged)
         run.selection = replace(selection, metrics=metrics)
-        run.floor, run.best, run.snapshots = None, None, {}
+        run.floor, run.shares_floor, run.best, run.snapshots = None, False, None, {}
         if self.settings.refit:
             start_refit(run, self.settings.branches(self.job.problem, run.probes), self.target)
         else:

@@ -10,7 +10,6 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import nn
@@ -18,15 +17,16 @@ from torch import nn
 from forkmerge.algorithms import Algorithm
 from forkmerge.algorithms.composed import Composed
 from forkmerge.algorithms.fit import build_model
+from forkmerge.algorithms.floor import floor_branch
 from forkmerge.algorithms.settings import Settings
 from forkmerge.engine.executors.branch_execution import BranchExecution, open_branches
 from forkmerge.engine.executors.branch_worker import Segment, TrainingJob
 from forkmerge.engine.executors.devices import resolve_workers
 from forkmerge.engine.executors.serial import SerialExecutor
-from forkmerge.engine.storage.run_folder import CHECKPOINTS_KEPT
 from forkmerge.engine.training.options import Mixture
 from forkmerge.engine.training.state import State
 from forkmerge.errors import check_count
+from forkmerge.experiments.bytes_of_run import StateSizes, disk_of_run, memory_of_run, sizes_of
 from forkmerge.experiments.pretraining import first_model
 from forkmerge.experiments.recipe import Recipe
 from forkmerge.experiments.short_training import short_training
@@ -87,20 +87,11 @@ class RunCost:
 
 @dataclass(frozen=True)
 class _RoundSize:
-    """The steps of a round, and the branches that it has at most."""
+    """The steps of a round, the branches that it has at most, and whether it also trains the floor."""
 
     steps: int
     branches: int
-
-
-@dataclass(frozen=True)
-class _Sizes:
-    """Bytes: trainable parameters, optimizer state and changed buffers of one branch, and what is never forked."""
-
-    weights: int
-    optimizer: int
-    buffers: int
-    fixed: int
+    has_floor: bool
 
 
 def branch_count(algorithm: Algorithm, problem: Problem) -> int:
@@ -117,7 +108,7 @@ def count_steps(algorithm: Algorithm, problem: Problem, steps: int) -> int:
     if isinstance(algorithm, Composed):
         return algorithm.branch_steps(problem, steps)
     settings = algorithm.settings(problem)
-    rounds = _round_sizes(settings, steps, branch_count(algorithm, problem))
+    rounds = _round_sizes(settings, problem, steps)
     return _steps_by_phase(settings, rounds, len(settings.constructor.probes(problem)))["total"]
 
 
@@ -140,7 +131,7 @@ def estimate_run(recipe: Recipe, *, workers: int | None = None, timed_steps: int
         job = TrainingJob(problem, model, replace(training, loader_workers=0), seed, threads)
         timing = _time_branches(job, settings, timed_steps)
     branches, probes, count = timing.branches, timing.probes, len(timing.branches)
-    rounds = _round_sizes(settings, steps, count)
+    rounds = _round_sizes(settings, problem, steps, paired=training.paired)
     passes = _count_passes(settings, problem, rounds, len(probes))
     training_seconds = _training_seconds(settings, rounds, timing, workers)
     training_seconds += _bn_batches(settings, model, rounds) * branches[0].seconds_per_step
@@ -157,8 +148,10 @@ def estimate_run(recipe: Recipe, *, workers: int | None = None, timed_steps: int
         branch_steps=_steps_by_phase(settings, rounds, len(probes)),
         passes=passes,
         examples=problem.target_validation.size,
-        memory=_memory(settings, timing.sizes, count, workers),
-        disk=_disk(settings, timing.sizes, rounds, inside=bool(options.get("checkpoint_every"))),
+        memory=memory_of_run(settings, timing.sizes, count, workers),
+        disk=disk_of_run(
+            settings, timing.sizes, [r.branches for r in rounds], inside=bool(options.get("checkpoint_every"))
+        ),
         seconds={**seconds, "total": sum(seconds.values())},
         parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
         workers=workers,
@@ -184,7 +177,7 @@ class _Timing:
 
     branches: list[BranchCost]
     probes: list[BranchCost]
-    sizes: _Sizes
+    sizes: StateSizes
     seconds_per_pass: float
 
 
@@ -198,7 +191,7 @@ def _time_branches(job: TrainingJob, settings: Settings, steps: int) -> _Timing:
             seconds_per_pass = _time_pass(execution, job.problem)
         finally:
             execution.binding.release(initial)
-    costs, sizes = [cost for cost, _ in timed], _sizes(job.model, [state for _, state in timed])
+    costs, sizes = [cost for cost, _ in timed], sizes_of(job.model, [state for _, state in timed])
     return _Timing(costs[: len(mixtures)], costs[len(mixtures) :], sizes, seconds_per_pass)
 
 
@@ -207,13 +200,19 @@ def _searches(settings: Settings, branches: int) -> bool:
     return not (settings.refit and branches == 1 and settings.select == "last" and not settings.floor)
 
 
-def _round_sizes(settings: Settings, steps: int, branches: int) -> list[_RoundSize]:
-    """Return the rounds of one phase: the last is shortened, and pruning is taken to keep as many as it may."""
+def _round_sizes(settings: Settings, problem: Problem, steps: int, *, paired: bool = True) -> list[_RoundSize]:
+    """Return the rounds of one phase: the last is shortened, and pruning is taken to keep as many as it may.
+
+    The floor costs nothing until a merge takes something else than the branch that is trained like it.
+    """
+    mixtures = settings.branches(problem, dict.fromkeys((probe.name for probe in settings.probes(problem)), 0.0))
+    branches, is_shared = len(mixtures), floor_branch(mixtures, problem.target, paired=paired) is not None
     interval, rounds = settings.interval_of(steps), []
     for index, start in enumerate(range(0, steps, interval)):
         pruned = settings.prune_to is not None and index >= settings.prune_after
         left = min(branches, settings.prune_to or branches) if pruned else branches
-        rounds.append(_RoundSize(min(interval, steps - start), left))
+        has_floor = settings.floor and not (is_shared and (index == 0 or branches == 1))
+        rounds.append(_RoundSize(min(interval, steps - start), left, has_floor))
     return rounds
 
 
@@ -223,7 +222,7 @@ def _steps_by_phase(settings: Settings, rounds: Sequence[_RoundSize], probes: in
     counts = {
         "probes": probes * settings.constructor.probe_steps,
         "search": search if _searches(settings, rounds[0].branches) else 0,
-        "floor": sum(r.steps for r in rounds) if settings.floor else 0,
+        "floor": sum(r.steps for r in rounds if r.has_floor),
         "refit": search if settings.refit else 0,
     }
     return {**{phase: count for phase, count in counts.items() if count}, "total": sum(counts.values())}
@@ -243,10 +242,10 @@ def _count_passes(settings: Settings, problem: Problem, rounds: Sequence[_RoundS
         blends = _count_blends(settings, r.branches)
         ranked = math.ceil(r.steps / every) * r.branches if snapshots else r.branches
         if settings.search_examples is None:
-            return ranked + blends + settings.floor
+            return ranked + blends + r.has_floor
         # Fixed coefficients are not searched, so their one blend is scored on all examples only.
         searched = blends if settings.search_for(r.branches).guarded else 0
-        return ranked + (blends > 0) + settings.floor + share * (r.branches + searched)
+        return ranked + (blends > 0) + r.has_floor + share * (r.branches + searched)
 
     total = sum(of(r) for r in rounds) + probes + 1  # the one that tries the metrics before training
     return {"per merge": of(rounds[0]), "total": total}
@@ -258,37 +257,6 @@ def _count_blends(settings: Settings, branches: int) -> int:
     if branches == 1:
         return 0
     return max(search.evaluations(branches) - branches, 0) if search.guarded else 1
-
-
-def _memory(settings: Settings, sizes: _Sizes, branches: int, workers: int) -> dict[str, int]:
-    """Return the bytes of all states: B(1 + s) + 2 model sizes, and what the options add."""
-    branch = sizes.weights + sizes.buffers + sizes.optimizer
-    held = 2 * settings.refit + (settings.select == "best") + branches * (settings.checkpoint != "last")
-    parts = {
-        "branches": (branches + settings.floor) * branch,
-        "merged": sizes.weights + sizes.buffers,
-        "gradients": sizes.weights,
-        "fixed": sizes.fixed,
-        "held": held * (sizes.weights + sizes.buffers),
-        # Every worker trains in a spare branch; what is never trained lies in memory that all of them share.
-        "workers": workers * (branch + sizes.weights) + sizes.fixed if workers > 1 else 0,
-    }
-    return {**{part: count for part, count in parts.items() if count}, "total": sum(parts.values())}
-
-
-def _disk(settings: Settings, sizes: _Sizes, rounds: Sequence[_RoundSize], inside: bool) -> dict[str, int]:
-    """Return the bytes that a run's folder grows to.
-
-    After a merge all branches have the merged weights, which are then written once; inside a round (`inside`) each has
-    its own.
-    """
-    branches, weights = rounds[0].branches, sizes.weights + sizes.buffers
-    held = 2 * settings.refit + (settings.select == "best") + branches * (settings.checkpoint != "last")
-    checkpoint = (1 + held) * weights + branches * (sizes.optimizer + sizes.buffers)
-    checkpoint += settings.floor * (weights + sizes.optimizer) + (branches * sizes.weights if inside else 0)
-    kept = sum(r.branches for r in rounds) * weights if settings.keep_branches else 0
-    parts = {"checkpoints": CHECKPOINTS_KEPT * checkpoint, "branches": kept, "model": sizes.weights + sizes.fixed}
-    return {"checkpoint": checkpoint, **parts, "total": sum(parts.values())}
 
 
 def _time_steps(execution: BranchExecution, mixture: Mixture, state: State, steps: int) -> tuple[BranchCost, State]:
@@ -315,11 +283,11 @@ def _time_pass(execution: BranchExecution, problem: Problem) -> float:
 def _training_seconds(settings: Settings, rounds: Sequence[_RoundSize], timing: _Timing, workers: int) -> float:
     """Add up rounds, each as long as its slowest worker; the slowest branches are taken to survive pruning."""
     steps = sorted((branch.seconds_per_step for branch in timing.branches), reverse=True)
-    floor = [timing.branches[0].seconds_per_step] * settings.floor
     probes = [probe.seconds_per_step for probe in timing.probes]
     total = settings.constructor.probe_steps * _makespan(probes, workers)
     if _searches(settings, len(steps)):
-        total += sum(r.steps * _makespan(steps[: r.branches] + floor, workers) for r in rounds)
+        alone = timing.branches[0].seconds_per_step
+        total += sum(r.steps * _makespan(steps[: r.branches] + [alone] * r.has_floor, workers) for r in rounds)
     return total + settings.refit * sum(r.steps * _makespan(steps[: r.branches], workers) for r in rounds)
 
 
@@ -334,16 +302,3 @@ def _bn_batches(settings: Settings, model: nn.Module, rounds: Sequence[_RoundSiz
         return 0
     installed = settings.refit * sum(r.branches > 1 for r in rounds)
     return settings.bn_batches * (sum(_count_blends(settings, r.branches) for r in rounds) + installed)
-
-
-def _sizes(model: nn.Module, states: Sequence[State]) -> _Sizes:
-    def total(tensors: Any) -> int:
-        return sum(t.nbytes for t in tensors if isinstance(t, torch.Tensor))
-
-    loose = (value for s in states[:1] for entry in s.optimizer_loose.values() for value in entry.values())
-    return _Sizes(
-        weights=total(states[0].rows.values()),
-        optimizer=max(total(state.optimizer_rows.values()) for state in states) + total(loose),
-        buffers=max(total(state.buffers.values()) for state in states),
-        fixed=total(p for p in model.parameters() if not p.requires_grad) + total(model.buffers()),
-    )
