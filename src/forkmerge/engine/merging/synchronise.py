@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 
 import torch
@@ -55,10 +56,16 @@ def synchronise(branches: Sequence[State], merged: State, coefficients: Coeffici
     The optimizer, and method, of a branch that diverged is reset whatever the policy: its tensors are not finite
     either, and would spoil the next round. Coefficients that are all 0 mean that every branch has.
     """
-    diverged = [state for state in branches if not any(coefficients) or not state.is_finite()]
+    has_diverged = [not any(coefficients) or not state.is_finite(optimizer=True) for state in branches]
     if any(coefficients):
+        # A diverged one may have entered the merge by older weights that were sound: its optimizer's tensors are not.
+        shares = [0.0 if lost else c for lost, c in zip(has_diverged, coefficients, strict=True)]
+        if shares != list(coefficients):
+            total = math.fsum(shares)
+            coefficients = tuple(share / total for share in shares) if total else coefficients
+            optimizer_state = optimizer_state if total else "reset"
         share_optimizer(branches, coefficients, optimizer_state)
-    for state in branches:
+    for state, lost in zip(branches, has_diverged, strict=True):
         state.take_weights(merged)
-    for state in diverged:
-        state.forget()
+        if lost:
+            state.forget()
