@@ -30,10 +30,10 @@ def text(table: np.ndarray) -> str:
 
 def write_country(folder: Path, country: str, seed: int = 0, rows: tuple[int, int] = (30, 10)) -> np.ndarray:
     whole = values(sum(rows), seed)
-    place = folder / f"AliExpress_{country}"
-    place.mkdir()
-    (place / "train.csv").write_text(text(whole[: rows[0]]))
-    (place / "test.csv").write_text(text(whole[rows[0] :]))
+    subfolder = folder / f"AliExpress_{country}"
+    subfolder.mkdir()
+    (subfolder / "train.csv").write_text(text(whole[: rows[0]]))
+    (subfolder / "test.csv").write_text(text(whole[rows[0] :]))
     return whole
 
 

@@ -77,8 +77,8 @@ class Chromium:
                 raise TimeoutError("the browser does not answer")
             self._rest += data
         text, self._rest = self._rest.split(b"\0", 1)
-        found: dict[str, Any] = json.loads(text)
-        return found
+        message: dict[str, Any] = json.loads(text)
+        return message
 
     def call(self, method: str, session: str | None = None, **parameters: Any) -> dict[str, Any]:
         """Ask for something and wait for the answer; events that come first are kept."""
@@ -129,9 +129,9 @@ class Tab:
 
     def run(self, script: str) -> Any:
         """Return what an expression gives in the page."""
-        found = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
-        assert "exceptionDetails" not in found, found
-        return found["result"].get("value")
+        answer = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in answer, answer
+        return answer["result"].get("value")
 
     def wait(self, condition: str, seconds: float = 30) -> None:
         """Wait until a condition holds in the page."""
@@ -144,9 +144,9 @@ class Tab:
         """Scroll through the page, until every figure is drawn."""
         self.run("for (const p of document.querySelectorAll('.plot')) p.scrollIntoView()")
         count = self.run("document.querySelectorAll('.plot').length")
-        for place in range(count):
-            self.run(f"document.querySelectorAll('.plot')[{place}].scrollIntoView({{behavior: 'instant'}})")
-            self.wait(f"'drawn' in document.querySelectorAll('.plot')[{place}].dataset")
+        for index in range(count):
+            self.run(f"document.querySelectorAll('.plot')[{index}].scrollIntoView({{behavior: 'instant'}})")
+            self.wait(f"'drawn' in document.querySelectorAll('.plot')[{index}].dataset")
         self.run("scrollTo({top: 0, behavior: 'instant'})")
 
     @property

@@ -56,8 +56,8 @@ def write_python(folder: Path) -> None:
         (folder / name).write_bytes(python2_pickle(data, labels))
 
 
-def same(found: Images, wanted: Images) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+def same(images: Images, wanted: Images) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(images, wanted, strict=True))
 
 
 def digits(seed: int, count: int) -> tuple[np.ndarray, np.ndarray]:

@@ -129,9 +129,9 @@ def explicit(
         factors = odd_weights((rows @ rows.T).double().numpy())
         for n, p in net.named_parameters():
             is_shared = n.split(".")[0] in shared
-            found = [(g[n], w) for g, w in zip(grads.values(), factors, strict=True) if n in g]
+            terms = [(g[n], w) for g, w in zip(grads.values(), factors, strict=True) if n in g]
             p.grad = None
-            if found:
-                p.grad = sum(g * (float(w) if is_shared or heads else 1.0) for g, w in found)
+            if terms:
+                p.grad = sum(g * (float(w) if is_shared or heads else 1.0) for g, w in terms)
         used.step()
     return net

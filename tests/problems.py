@@ -181,9 +181,9 @@ class DomainLoss:
 
 def domains_problem(datasets: dict[str, Dataset[Any]] | None = None, **options: Any) -> fm.Problem:
     """One stream per task, of different sizes."""
-    given = datasets or {}
+    chosen = datasets or {}
     streams = [
-        fm.Stream(given.get(task) or TensorDataset(*examples(20 + 10 * i, 10 + i)), DomainLoss(task), task, 8)
+        fm.Stream(chosen.get(task) or TensorDataset(*examples(20 + 10 * i, 10 + i)), DomainLoss(task), task, 8)
         for i, task in enumerate(TASKS)
     ]
     return fm.Problem("tgt", streams, **{"validation": evaluation(), **options})

@@ -160,16 +160,16 @@ def record() -> None:
     import tempfile
 
     torch.set_num_threads(1)
-    found: dict[str, str] = {}
-    with tempfile.TemporaryDirectory() as place:
+    sums: dict[str, str] = {}
+    with tempfile.TemporaryDirectory() as folder:
         for index, (name, case) in enumerate(all_cases().items()):
-            run = case(Path(place) / str(index))
-            found[name] = checksum(run)
-            print(name, found[name][:12], flush=True)
+            run = case(Path(folder) / str(index))
+            sums[name] = checksum(run)
+            print(name, sums[name][:12], flush=True)
     shutil.rmtree(FOLDERS, ignore_errors=True)
     for name in INTERRUPTED:
         interrupt(name, FOLDERS / name)
-    FILE.write_text(json.dumps({"machine": machine(), "tasks": TASKS, "sha256": found}, indent=2) + "\n")
+    FILE.write_text(json.dumps({"machine": machine(), "tasks": TASKS, "sha256": sums}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def names(count: int, hostile: bool = False) -> list[str]:
 
 def story(tasks: int, rounds: int, hostile: bool = False, path: Path = Path("runs/made-up")) -> SavedRun:
     """A finished run with a branch per task."""
-    draw, found = random.Random(0), []
+    draw, finished = random.Random(0), []
     tasks_of = names(tasks, hostile)
     for i in range(rounds):
         cut = [max(draw.gauss(0.2 if k < 5 else -0.6, 1), 0.0) for k in range(tasks)]
@@ -78,15 +78,15 @@ def story(tasks: int, rounds: int, hostile: bool = False, path: Path = Path("run
         }
         score = max(branch.score or 0.0 for branch in branches.values())
         relevance = {**shares, tasks_of[0]: 1.0}
-        found.append(
+        finished.append(
             Round(
                 i + 1, "search", 10 * i, 10 * i + 10, branches, [Candidate(shares, 0.5)], shares, score, relevance, []
             )
         )
     target, steps = tasks_of[0], 10 * rounds
-    run = Run("ForkMerge", target, steps, 0, 0.9, {"accuracy": 0.9}, "last merge", found, notes=[f"about {target}"])
+    run = Run("ForkMerge", target, steps, 0, 0.9, {"accuracy": 0.9}, "last merge", finished, notes=[f"about {target}"])
     config = {"algorithm": {"name": "ForkMerge"}, "problem": {"target": target}, "training": {"steps": steps}}
-    return SavedRun(path, "finished", config, datetime(2026, 1, 1), run, found)
+    return SavedRun(path, "finished", config, datetime(2026, 1, 1), run, finished)
 
 
 def curve(auxiliary: str, slope: float, verdict: str = "positive") -> TransferCurve:
@@ -121,15 +121,17 @@ def one_step(auxiliary: str) -> OneStepGains:
 def diagnosis(auxiliaries: tuple[str, ...] = ("mnist", "photos", "clash")) -> Diagnosis:
     """A diagnosis with one auxiliary of each kind."""
     kinds = [(0.05, "positive", "use"), (0.012, "weak negative", "down-weight"), (-0.15, "strong negative", "drop")]
-    found = []
+    findings = []
     for auxiliary, (slope, verdict, advice) in zip(auxiliaries, kinds, strict=True):
         parts = curve(auxiliary, slope, verdict), similarity(auxiliary, slope), shift(auxiliary, -slope)
-        found.append(AuxiliaryFinding(auxiliary, *parts, 0.4, None, advice, f"because of {auxiliary}"))  # type: ignore[arg-type]
+        findings.append(AuxiliaryFinding(auxiliary, *parts, 0.4, None, advice, f"because of {auxiliary}"))  # type: ignore[arg-type]
     plan = {"seeds": 2, "weights": list(WEIGHTS)}
     steps = (one_step(auxiliaries[0]), one_step("l2"))
     three, line, _ = models(["digits", *auxiliaries])
     pictures = Pictures((features(["digits", auxiliaries[0]]),), (three,), (line,))
-    return Diagnosis("digits", tuple(found), plan, steps, 81.0, "forkmerge diagnose digits.toml", ("a note",), pictures)
+    return Diagnosis(
+        "digits", tuple(findings), plan, steps, 81.0, "forkmerge diagnose digits.toml", ("a note",), pictures
+    )
 
 
 def matrix(algorithm: str, tasks: list[str], shift_by: float) -> TransferMatrix:
@@ -150,13 +152,13 @@ def history(tasks: list[str], rounds: int, runs: int = 3) -> CoefficientHistory:
 
 def saved_results() -> list[Record]:
     """One result of many kinds, as somebody may keep them in a folder."""
-    found = models(names(3))
+    surroundings = models(names(3))
     search = {"alone": 0.5, "joint": 0.5}
     return [
         curve("mnist", 0.1),
         matrix("equal weights", names(3), 0.0),
         features(names(2)),
-        *found,
+        *surroundings,
         Replay(3, "nothing", ("alone", "joint"), search, search, 0.8, 0.8, search, 6),
         Counterfactual(3, "joint", 0.8, 0.7, math.nan, {"alone": 1.0}),
         Survival(3, (0.1, 0.2), (0.0, 0.1), 0.15, 0.05, 0.33, "alone"),

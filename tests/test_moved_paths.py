@@ -16,7 +16,7 @@ from paths import ROOT
 
 def test_every_new_place_exists_and_no_old_path_hides_a_module() -> None:
     assert MODULES
-    assert not [place for places in MODULES.values() for place in places if find_spec(place) is None]
+    assert not [path for places in MODULES.values() for path in places if find_spec(path) is None]
     files = [ROOT / "src" / old.replace(".", "/") for old in MODULES]
     assert not [str(file) for file in files if file.with_suffix(".py").exists() or (file / "__init__.py").exists()]
 

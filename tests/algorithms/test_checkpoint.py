@@ -19,8 +19,8 @@ from problems import TASKS, evaluation, examples, fit, shared_losses
 
 def test_recorded_losses_do_not_depend_on_where_training_pauses() -> None:
     def sparse(model: nn.Module, batch: Any, tasks: Any, context: fm.Context) -> dict[str, Tensor]:
-        found = shared_losses(model, batch, tasks, context)
-        return {task: loss for task, loss in found.items() if task == "tgt" or context.step % 3 == 0}
+        losses = shared_losses(model, batch, tasks, context)
+        return {task: loss for task, loss in losses.items() if task == "tgt" or context.step % 3 == 0}
 
     stream = fm.Stream(TensorDataset(*examples(16, 1)), sparse, TASKS, 8)
     problem = fm.Problem("tgt", stream, evaluation())

@@ -21,8 +21,8 @@ def candidate(rate: float, restart: int, **options):
 
 def test_the_best_candidate_on_validation_is_returned():
     run = fit(BestOf(STL, runs=5))
-    found = [candidate(rate, restart) for rate, restart in [(1, 0), (1 / 3, 0), (3, 0), (1, 1), (1 / 3, 1)]]
-    best = max(found, key=lambda each: each.score)
+    candidates = [candidate(rate, restart) for rate, restart in [(1, 0), (1 / 3, 0), (3, 0), (1, 1), (1 / 3, 1)]]
+    best = max(candidates, key=lambda each: each.score)
     assert_same_bits(run, best)
     assert run.score == best.score
     assert run.notes[-1].startswith("best of 5 on validation: learning rate × ")
@@ -44,10 +44,10 @@ def test_a_model_that_was_given_is_what_every_candidate_starts_from():
     model = seeded(plain_net)
     run = fit(BestOf(STL, runs=4, rates=(1.0,)), net=model)
     assert run.model is model
-    found = [
+    scores = [
         fit(STL, net=seeded(plain_net), seed=derive(0, "restart", index) if index else 0).score for index in range(4)
     ]
-    assert run.score == max(found)
+    assert run.score == max(scores)
 
 
 def test_the_average_is_that_of_runs_from_one_start_with_their_own_order():

@@ -65,8 +65,8 @@ class TestQuadratics:
             p: (sum(k / 10 * end for k, end in zip(p, ends, strict=True)) - torch.tensor(goal)).norm().item()
             for p in points
         }
-        found = tuple(round(10 * value) for value in run.coefficients[0].values())
-        assert costs[found] == pytest.approx(min(costs.values()), abs=1e-9)
+        tenths = tuple(round(10 * value) for value in run.coefficients[0].values())
+        assert costs[tenths] == pytest.approx(min(costs.values()), abs=1e-9)
 
     def test_a_harmful_auxiliary_gets_nothing_and_a_helpful_one_something(self) -> None:
         centres: dict[str, Vector] = {"tgt": (1.0, 0.0), "helpful": (1.0, 0.4), "harmful": (-3.0, -3.0)}

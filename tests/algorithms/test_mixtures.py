@@ -75,7 +75,7 @@ class TestConstructors:
 
 class TestNames:
     @pytest.mark.parametrize(
-        ("given", "expected"),
+        ("branches", "expected"),
         [
             ("mixed", fm.Mixed()),
             ("per_auxiliary", fm.PerAuxiliary()),
@@ -87,8 +87,8 @@ class TestNames:
             ({"name": {"tgt": 1.0}}, fm.Given({"name": {"tgt": 1.0}})),
         ],
     )
-    def test_a_constructor_can_be_named_or_given(self, given: Any, expected: fm.Mixtures) -> None:
-        assert mixtures_from(given) == expected
+    def test_a_constructor_can_be_named_or_given(self, branches: Any, expected: fm.Mixtures) -> None:
+        assert mixtures_from(branches) == expected
 
     def test_an_unknown_name_offers_the_closest(self) -> None:
         with pytest.raises(fm.ConfigError, match=r"'per_auxilary'\. Did you mean 'per_auxiliary'\?"):
@@ -186,10 +186,10 @@ class TestRelevance:
         raw = data.draw(st.lists(st.floats(0.01, 1), min_size=len(rows), max_size=len(rows)))
         shares = [value / sum(raw) for value in raw]
         mixtures = [fm.Mixture(f"b{i}", row) for i, row in enumerate(rows)]
-        found = fm.task_relevance({f"b{i}": share for i, share in enumerate(shares)}, mixtures)
+        relevance = fm.task_relevance({f"b{i}": share for i, share in enumerate(shares)}, mixtures)
         for task in set().union(*rows):
             expected = sum(share * row.get(task, 0.0) for share, row in zip(shares, rows, strict=True))
-            assert found[task] == pytest.approx(expected)
+            assert relevance[task] == pytest.approx(expected)
 
 
 class TestRuns:

@@ -108,9 +108,9 @@ def test_a_recipe_file_can_name_it():
 
 
 def test_the_weights_of_the_first_part_can_be_given():
-    given = fit(fm.PostTrain(task_weights=EQUAL))
-    assert_same_bits(given, fit(fm.PostTrain()))
-    assert_other_bits(given, fit(fm.PostTrain(task_weights={"tgt": 1.0, "aux": 0.1})))
+    weighted = fit(fm.PostTrain(task_weights=EQUAL))
+    assert_same_bits(weighted, fit(fm.PostTrain()))
+    assert_other_bits(weighted, fit(fm.PostTrain(task_weights={"tgt": 1.0, "aux": 0.1})))
 
 
 def test_a_schedule_in_shares_of_the_steps_is_that_of_each_part():

@@ -73,12 +73,12 @@ class TestRefit:
             calls.append(1)
             return minus_loss(predictions, targets)
 
-        found = []
+        counts = []
         for refit in (False, True):
             calls.clear()
             fit(fm.ForkMerge(interval=4, refit=refit), shared_problem(metrics={"m": counted}))
-            found.append(len(calls))
-        assert found[0] == found[1]
+            counts.append(len(calls))
+        assert counts[0] == counts[1]
 
     def test_the_score_reported_is_that_of_the_search(self) -> None:
         searched, refitted = (fit(fm.ForkMerge(interval=4, refit=refit)) for refit in (False, True))

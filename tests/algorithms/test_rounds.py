@@ -51,7 +51,7 @@ class TestRounds:
         copies = {"one": {"tgt": 1.0}, "two": {"tgt": 1.0}}
         paired, unpaired = (fit(fm.ForkMerge(copies, interval=6), paired=p, steps=6) for p in (True, False))
         scores = [{b.score for b in run.rounds[0].branches.values()} for run in (paired, unpaired)]
-        assert [len(found) for found in scores] == [1, 2]
+        assert [len(values) for values in scores] == [1, 2]
 
     def test_a_multi_domain_problem_runs_end_to_end(self) -> None:
         run = fit(fm.ForkMerge("per_auxiliary", interval=4), domains_problem(), noisy_net)
@@ -78,9 +78,9 @@ class TestRounds:
         assert set(kept) == {"alone", "joint"}
         rows = {name: State.from_value(value).rows["float32"] for name, value in kept.items()}
         binding = fm.Training(SGD).binding(seeded(plain_net))
-        for place in binding.layout.slices:
-            expected = 0.25 * place.view(rows["alone"]) + 0.75 * place.view(rows["joint"])
-            torch.testing.assert_close(bits(run)[place.name], expected)
+        for part in binding.layout.slices:
+            expected = 0.25 * part.view(rows["alone"]) + 0.75 * part.view(rows["joint"])
+            torch.testing.assert_close(bits(run)[part.name], expected)
 
 
 class TestSelection:
@@ -116,9 +116,9 @@ class TestNestedTopK:
         assert run.probes == probes
         ranked = sorted(probes, key=lambda task: -probes[task])
         nested = {"alone": [], "top 1": ranked[:1], "top 2": ranked}
-        given = {name: {"tgt": 1.0, **dict.fromkeys(tasks, 1.0)} for name, tasks in nested.items()}
+        branches = {name: {"tgt": 1.0, **dict.fromkeys(tasks, 1.0)} for name, tasks in nested.items()}
         assert [list(r.branches) for r in run.rounds] == [list(nested)] * 3
-        assert_same_bits(run, fit(fm.ForkMerge(given, interval=4), net=noisy_net))
+        assert_same_bits(run, fit(fm.ForkMerge(branches, interval=4), net=noisy_net))
         assert [e["branch"] for e in events if e["event"] == "probe"] == ["aux", "odd"]
 
 

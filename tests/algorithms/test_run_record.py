@@ -90,8 +90,8 @@ class TestRun:
 
         def losses(model: nn.Module, batch: Any, tasks: Sequence[str], context: fm.Context) -> Any:
             renamed = {name: "aux", "tgt": "tgt"}
-            found = shared_losses(model, batch, [renamed[task] for task in tasks], context)
-            return {task: found[renamed[task]] for task in tasks}
+            values = shared_losses(model, batch, [renamed[task] for task in tasks], context)
+            return {task: values[renamed[task]] for task in tasks}
 
         stream = fm.Stream(TensorDataset(inputs, labels), losses, ("tgt", name), 8)
         problem = fm.Problem("tgt", [stream], evaluation(metrics={"<b>": minus_loss}))

@@ -77,9 +77,9 @@ def test_a_metric_that_returns_nan_never_wins() -> None:
         weight = model.heads["tgt"].weight.detach().clone()
         if len(singles) <= 3:  # one call before training, then the branches on their own
             singles.append(weight)
-        known = any(torch.equal(weight, single) for single in singles)
+        is_single = any(torch.equal(weight, single) for single in singles)
         logits, targets = predict_target(model, batch)
-        return logits if known else logits * torch.nan, targets
+        return logits if is_single else logits * torch.nan, targets
 
     validation = fm.Evaluation(TensorDataset(*examples(24, 2)), minus_loss, fragile)
     run = fit(fm.ForkMerge("per_auxiliary", interval=4), shared_problem(validation=validation), steps=4)

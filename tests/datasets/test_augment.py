@@ -56,12 +56,12 @@ def test_the_draws_of_a_step_come_from_its_context(images: Tensor) -> None:
 
 @pytest.mark.parametrize(("fill", "mode"), [("zeros", "constant"), ("reflect", "reflect")])
 def test_a_crop_is_a_window_of_the_padded_image(fill: str, mode: str, images: Tensor) -> None:
-    found = augment.random_crop(images, draw(), 3, fill)
+    crops = augment.random_crop(images, draw(), 3, fill)
     seen = set()
-    for image, cropped in zip(images, found, strict=True):
+    for image, cropped in zip(images, crops, strict=True):
         padded = functional.pad(image[None], (3, 3, 3, 3), mode=mode)[0]
         windows = {(i, j): padded[:, i : i + 8, j : j + 10] for i in range(7) for j in range(7)}
-        matching = [place for place, window in windows.items() if torch.equal(window, cropped)]
+        matching = [offset for offset, window in windows.items() if torch.equal(window, cropped)]
         assert len(matching) == 1
         seen.update(matching)
     assert len(seen) > 3
@@ -69,9 +69,9 @@ def test_a_crop_is_a_window_of_the_padded_image(fill: str, mode: str, images: Te
 
 def test_crops_reach_every_offset_and_keep_bytes() -> None:
     images = torch.arange(1, 10, dtype=torch.uint8).view(1, 1, 3, 3).repeat(500, 1, 1, 1)
-    found = augment.random_crop(images, draw(), 1)
-    assert found.dtype == torch.uint8
-    assert len({tuple(image.flatten().tolist()) for image in found}) == 9
+    crops = augment.random_crop(images, draw(), 1)
+    assert crops.dtype == torch.uint8
+    assert len({tuple(image.flatten().tolist()) for image in crops}) == 9
 
 
 def test_a_reflection_wider_than_the_image_is_refused(images: Tensor) -> None:
@@ -83,9 +83,9 @@ def test_a_reflection_wider_than_the_image_is_refused(images: Tensor) -> None:
 
 def test_flips_mirror_about_half_of_the_images() -> None:
     images = torch.arange(4.0).repeat(1000, 1, 1, 1)
-    found = augment.random_flip(images, draw())
-    mirrored = (found == images.flip(-1)).flatten(1).all(1)
-    assert torch.equal(found[~mirrored], images[~mirrored])
+    flipped = augment.random_flip(images, draw())
+    mirrored = (flipped == images.flip(-1)).flatten(1).all(1)
+    assert torch.equal(flipped[~mirrored], images[~mirrored])
     assert 400 < int(mirrored.sum()) < 600
 
 
@@ -99,20 +99,20 @@ def test_a_resized_crop_is_a_rectangle_of_the_image() -> None:
     # A plane a·x + b·y stays a plane under any crop; its values show the rectangle that was cut out.
     ramp = torch.arange(32.0)
     images = torch.stack([ramp.expand(32, 32), ramp[:, None].expand(32, 32)])[None].repeat(50, 1, 1, 1)
-    found = augment.random_resized_crop(images, draw(), 16, area=(0.1, 0.5))
-    wide, high = (found[:, axis].amax((1, 2)) - found[:, axis].amin((1, 2)) for axis in (0, 1))
+    crops = augment.random_resized_crop(images, draw(), 16, area=(0.1, 0.5))
+    wide, high = (crops[:, axis].amax((1, 2)) - crops[:, axis].amin((1, 2)) for axis in (0, 1))
     share = (wide * 16 / 15) * (high * 16 / 15) / 32**2  # from centres of pixels to their edges
     assert 0.07 < share.min() < 0.2
     assert 0.35 < share.max() < 0.6
-    assert found.min() >= 0
-    assert found.max() <= 31
+    assert crops.min() >= 0
+    assert crops.max() <= 31
 
 
 def test_rectangles_that_never_fit_give_the_whole_image() -> None:
     images = torch.rand(2, 1, 4, 40, generator=draw())
-    found = augment.random_resized_crop(images, draw(), 4, area=(1.0, 1.0))
+    crops = augment.random_resized_crop(images, draw(), 4, area=(1.0, 1.0))
     expected = functional.interpolate(images, (4, 4), mode="bilinear", align_corners=False)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(crops, expected, rtol=0, atol=1e-5)
 
 
 def test_centre_crops() -> None:
@@ -124,9 +124,9 @@ def test_centre_crops() -> None:
 
 def test_bytes_become_normalised_floats() -> None:
     images = torch.randint(0, 256, (2, 3, 4, 4), dtype=torch.uint8, generator=draw())
-    found = augment.as_floats(images, (0.1, 0.2, 0.3), (0.5, 0.6, 0.7))
+    floats = augment.as_floats(images, (0.1, 0.2, 0.3), (0.5, 0.6, 0.7))
     mean, std = (torch.tensor(v).view(3, 1, 1) for v in ((0.1, 0.2, 0.3), (0.5, 0.6, 0.7)))
-    torch.testing.assert_close(found, (images / 255 - mean) / std)
+    torch.testing.assert_close(floats, (images / 255 - mean) / std)
     assert images.dtype == torch.uint8
 
 
@@ -139,27 +139,27 @@ class TestScenes:
             assert part.dtype == old.dtype
 
     def test_without_scales_are_the_scene_or_its_mirror_image(self, scenes: tuple[Tensor, ...]) -> None:
-        found = augment.scale_crop_flip(scenes, draw(), scales=(1.0,))
+        changed = augment.scale_crop_flip(scenes, draw(), scales=(1.0,))
         mirrored = [part.flip(-1) for part in scenes]
         mirrored[3] = mirrored[3] * torch.tensor([-1.0, 1, 1]).view(1, 3, 1, 1)
         kinds = set()
         for index in range(8):
-            kind = not torch.equal(found[1][index], scenes[1][index])
+            kind = not torch.equal(changed[1][index], scenes[1][index])
             kinds.add(kind)
-            for part, new in zip(mirrored if kind else scenes, found, strict=True):
+            for part, new in zip(mirrored if kind else scenes, changed, strict=True):
                 torch.testing.assert_close(new[index], part[index], rtol=0, atol=1e-6)
         assert kinds == {False, True}
 
     def test_what_is_larger_is_nearer_and_labels_stay_labels(self, scenes: tuple[Tensor, ...]) -> None:
         images, labels, _, normals = scenes
         depths = torch.full((8, 1, 12, 18), 6.0)
-        found = augment.scale_crop_flip((images, labels, depths, normals), draw(), scales=(1.2, 1.5))
-        seen = {round(value, 4) for value in found[2].flatten().tolist()}
+        zoomed = augment.scale_crop_flip((images, labels, depths, normals), draw(), scales=(1.2, 1.5))
+        seen = {round(value, 4) for value in zoomed[2].flatten().tolist()}
         assert seen == {5.0, 4.0}
-        assert set(found[1].unique().tolist()) <= set(labels.unique().tolist())
+        assert set(zoomed[1].unique().tolist()) <= set(labels.unique().tolist())
 
     def test_a_zoomed_scene_is_an_interpolated_crop(self, scenes: tuple[Tensor, ...]) -> None:
-        found = augment.scale_crop_flip(scenes, draw(), scales=(1.5,))
+        zoomed = augment.scale_crop_flip(scenes, draw(), scales=(1.5,))
         for index in range(8):
             crops = [
                 functional.interpolate(
@@ -172,7 +172,7 @@ class TestScenes:
                 for j in range(7)
             ]
             both = [*crops, *(crop.flip(-1) for crop in crops)]
-            assert sum(torch.allclose(crop[0], found[0][index], atol=1e-6) for crop in both) == 1
+            assert sum(torch.allclose(crop[0], zoomed[0][index], atol=1e-6) for crop in both) == 1
 
 
 def test_a_hole_is_a_square_of_zeros_cut_off_at_the_edges() -> None:

@@ -14,9 +14,9 @@ from few_label_files import expected, same, write_binary, write_python
 from forkmerge.datasets import cifar10, semi, svhn
 
 
-@pytest.mark.parametrize("place", ["", "cifar-10-batches-bin"])
-def test_is_read_from_the_binary_version(tmp_path: Path, place: str) -> None:
-    write_binary(tmp_path / place)
+@pytest.mark.parametrize("subfolder", ["", "cifar-10-batches-bin"])
+def test_is_read_from_the_binary_version(tmp_path: Path, subfolder: str) -> None:
+    write_binary(tmp_path / subfolder)
     assert same(cifar10.load(tmp_path), expected())
 
 
@@ -115,17 +115,17 @@ class TestSplits:
         return {image.numpy().tobytes() for image in dataset.tensors[0]}
 
     def test_are_disjoint_whole_and_balanced(self, tmp_path: Path) -> None:
-        found = self.parts(tmp_path)
-        sizes = [len(part) for part in (found.labelled, found.unlabelled, found.validation, found.test)]
+        parts = self.parts(tmp_path)
+        sizes = [len(part) for part in (parts.labelled, parts.unlabelled, parts.validation, parts.test)]
         assert sizes == [20, 50, 30, 20]
-        three = [self.keys(part) for part in (found.labelled, found.unlabelled, found.validation)]
+        three = [self.keys(part) for part in (parts.labelled, parts.unlabelled, parts.validation)]
         assert len(set.union(*three)) == 100
-        assert torch.bincount(found.labelled.tensors[1], minlength=10).tolist() == [2] * 10
+        assert torch.bincount(parts.labelled.tensors[1], minlength=10).tolist() == [2] * 10
 
     def test_keep_every_image_with_its_class(self, tmp_path: Path) -> None:
-        found, data = self.parts(tmp_path), expected()
+        parts, data = self.parts(tmp_path), expected()
         classes = {i.numpy().tobytes(): int(c) for i, c in zip(data.images, data.classes, strict=True)}
-        for part in (found.labelled, found.validation):
+        for part in (parts.labelled, parts.validation):
             for image, label in part:
                 assert classes[image.numpy().tobytes()] == int(label)
 
@@ -135,8 +135,8 @@ class TestSplits:
         assert first != other
 
     def test_label_all_images_where_no_number_is_given(self, tmp_path: Path) -> None:
-        found = self.parts(tmp_path, labels="all")
-        assert len(found.labelled) == len(found.unlabelled) == 70
+        parts = self.parts(tmp_path, labels="all")
+        assert len(parts.labelled) == len(parts.unlabelled) == 70
 
     def test_refuse_more_labels_than_there_are(self, tmp_path: Path) -> None:
         with pytest.raises(fm.ProblemError, match="more than the 100 images"):
@@ -159,6 +159,6 @@ class TestSplits:
 
 def test_unlabelled_batches_hold_images_only(tmp_path: Path) -> None:
     write_binary(tmp_path)
-    found = cifar10.splits(tmp_path, labels=10, validation=10, check_counts=False).unlabelled[0]
-    assert len(found) == 1
-    assert isinstance(found[0], Tensor)
+    example = cifar10.splits(tmp_path, labels=10, validation=10, check_counts=False).unlabelled[0]
+    assert len(example) == 1
+    assert isinstance(example[0], Tensor)

@@ -18,14 +18,14 @@ from small_packs import RNG
 def test_items_drawn_for_comparison_were_never_chosen() -> None:
     rng = RNG(0)
     users, items = rng.integers(0, 5, 100), rng.integers(0, 30, 100)
-    found = _clicks.draw_others(users, users * 30 + items, 30, 3, "a seed")
-    assert found[0].tolist() == np.repeat(users, 3).tolist()
+    drawn = _clicks.draw_others(users, users * 30 + items, 30, 3, "a seed")
+    assert drawn[0].tolist() == np.repeat(users, 3).tolist()
     assert not set(zip(users.tolist(), items.tolist(), strict=True)) & set(
-        zip(found[0].tolist(), found[1].tolist(), strict=True)
+        zip(drawn[0].tolist(), drawn[1].tolist(), strict=True)
     )
     again, other = (_clicks.draw_others(users, users * 30 + items, 30, 3, s) for s in ("a seed", "another"))
-    assert np.array_equal(found[1], again[1])
-    assert not np.array_equal(found[1], other[1])
+    assert np.array_equal(drawn[1], again[1])
+    assert not np.array_equal(drawn[1], other[1])
 
 
 def test_users_who_chose_everything_are_refused() -> None:
@@ -39,8 +39,8 @@ def test_the_loss_is_the_binary_cross_entropy_of_the_tasks_asked_for(tmp_path: P
     stream = aliexpress.problem_of(tables, "NL_CTR").stream_map["NL"]
     model = ESMM(aliexpress.field_sizes(tables.values()), 63, aliexpress.tasks_of("NL"), width=2, hidden=(4,)).eval()
     batch = tables["NL"].read_batch(torch.arange(10))
-    found = stream.losses(model, batch, ["NL_CTCVR"], fm.Context(0, 0))
+    losses = stream.losses(model, batch, ["NL_CTCVR"], fm.Context(0, 0))
     logits = model(batch[0], batch[1])["NL_CTCVR"]
     slow = [-(y * p.log() + (1 - y) * (1 - p).log()) for p, y in zip(logits.sigmoid(), batch[2][:, 1], strict=True)]
-    assert list(found) == ["NL_CTCVR"]
-    torch.testing.assert_close(found["NL_CTCVR"], torch.stack(slow).mean())
+    assert list(losses) == ["NL_CTCVR"]
+    torch.testing.assert_close(losses["NL_CTCVR"], torch.stack(slow).mean())

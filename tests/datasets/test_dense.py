@@ -38,21 +38,21 @@ def pixels() -> list[tuple[int, int, int]]:
 
 
 def slow_angles(predictions: Tensor, normals: Tensor) -> list[float]:
-    found = []
+    angles = []
     for n, y, x in pixels():
         a, b = predictions[n, :, y, x].tolist(), normals[n, :, y, x].tolist()
         if any(b):
             cosine = sum(i * j for i, j in zip(a, b, strict=True)) / math.hypot(*a) / math.hypot(*b)
-            found.append(math.degrees(math.acos(max(-1.0, min(1.0, cosine)))))
-    return found
+            angles.append(math.degrees(math.acos(max(-1.0, min(1.0, cosine)))))
+    return angles
 
 
 def slow_depth(predictions: Tensor, depths: Tensor) -> tuple[float, float]:
-    known = [(predictions[n, 0, y, x].item(), depths[n, 0, y, x].item()) for n, y, x in pixels()]
-    known = [(p, d) for p, d in known if d != 0]
-    absolute = [abs(p - d) for p, d in known]
-    relative = [abs(p - d) / d for p, d in known]
-    return sum(absolute) / len(known), sum(relative) / len(known)
+    pairs = [(predictions[n, 0, y, x].item(), depths[n, 0, y, x].item()) for n, y, x in pixels()]
+    pairs = [(p, d) for p, d in pairs if d != 0]
+    absolute = [abs(p - d) for p, d in pairs]
+    relative = [abs(p - d) / d for p, d in pairs]
+    return sum(absolute) / len(pairs), sum(relative) / len(pairs)
 
 
 def slow_segmentation(logits: Tensor, labels: Tensor) -> tuple[float, float]:
@@ -80,24 +80,24 @@ def values(metrics: dict, predictions: Tensor, targets: Tensor) -> dict[str, flo
 
 class TestMetrics:
     def test_segmentation(self, scenes: dict) -> None:
-        found = values(dense.segmentation_metrics(CLASSES), *scenes["segmentation"])
+        metrics = values(dense.segmentation_metrics(CLASSES), *scenes["segmentation"])
         iou, accuracy = slow_segmentation(*scenes["segmentation"])
-        assert found == pytest.approx({"mIoU": iou, "pixel_accuracy": accuracy}, abs=1e-6)
+        assert metrics == pytest.approx({"mIoU": iou, "pixel_accuracy": accuracy}, abs=1e-6)
 
     def test_depth(self, scenes: dict) -> None:
-        found = values(dense.depth_metrics(), *scenes["depth"])
+        metrics = values(dense.depth_metrics(), *scenes["depth"])
         absolute, relative = slow_depth(*scenes["depth"])
-        assert found == pytest.approx({"absolute_error": absolute, "relative_error": relative}, rel=1e-12)
+        assert metrics == pytest.approx({"absolute_error": absolute, "relative_error": relative}, rel=1e-12)
 
     def test_normals(self, scenes: dict) -> None:
-        found = values(dense.normal_metrics(), *scenes["normal"])
+        metrics = values(dense.normal_metrics(), *scenes["normal"])
         slow = sorted(slow_angles(*scenes["normal"]))
         middle = (slow[(len(slow) - 1) // 2] + slow[len(slow) // 2]) / 2
-        assert found.pop("median_angle") == pytest.approx(middle, abs=6e-4)
-        assert found.pop("mean_angle") == pytest.approx(sum(slow) / len(slow), rel=1e-9)
+        assert metrics.pop("median_angle") == pytest.approx(middle, abs=6e-4)
+        assert metrics.pop("mean_angle") == pytest.approx(sum(slow) / len(slow), rel=1e-9)
         for limit in (11.25, 22.5, 30):
-            assert found.pop(f"within_{limit:g}") == pytest.approx(sum(a < limit for a in slow) / len(slow))
-        assert not found
+            assert metrics.pop(f"within_{limit:g}") == pytest.approx(sum(a < limit for a in slow) / len(slow))
+        assert not metrics
 
     def test_directions_are_the_papers(self) -> None:
         every = {**dense.segmentation_metrics(3), **dense.depth_metrics(), **dense.normal_metrics()}
@@ -109,10 +109,10 @@ class TestMetrics:
 
     def test_a_broken_prediction_never_looks_good(self, scenes: dict) -> None:
         broken = torch.full_like(scenes["normal"][0], math.nan)
-        found = values(dense.normal_metrics(), broken, scenes["normal"][1])
-        assert math.isnan(found["median_angle"])
-        assert found["mean_angle"] == math.inf
-        assert found["within_30"] == 0
+        metrics = values(dense.normal_metrics(), broken, scenes["normal"][1])
+        assert math.isnan(metrics["median_angle"])
+        assert metrics["mean_angle"] == math.inf
+        assert metrics["within_30"] == 0
         still = values(dense.normal_metrics(), torch.zeros_like(broken), scenes["normal"][1])
         assert still["mean_angle"] == pytest.approx(90)
         assert values(dense.depth_metrics(), torch.full_like(scenes["depth"][0], math.nan), scenes["depth"][1]) == {
@@ -167,7 +167,7 @@ def test_the_shared_representation_is_declared_and_changes_nothing() -> None:
     model = DenseModel(encoder, {"depth": 1, "normal": 3}, rates=(1,), width=4).eval()
     images = torch.randn(1, 3, 16, 16)
     context = fm.Context(0, 0, [])
-    found = dense.outputs(model, images, ["depth", "normal"], context)
+    maps = dense.outputs(model, images, ["depth", "normal"], context)
     assert context.cuts is not None
     assert len(context.cuts) == 1
-    torch.testing.assert_close(found, model(images), rtol=0, atol=0)
+    torch.testing.assert_close(maps, model(images), rtol=0, atol=0)

@@ -49,15 +49,15 @@ def test_every_domain_is_a_task_with_its_own_images(tmp_path: Path, lists: str) 
 
 def test_half_of_each_test_list_validates_by_seed(tmp_path: Path) -> None:
     write(tmp_path)
-    found = []
+    held_out = []
     for seed in (0, 0, 1, 2, 3):
         problem = make(tmp_path, seed=seed, keep="files")
         halves = [problem.evaluations(part)["clipart"].dataset.indices for part in ("validation", "test")]
         assert sorted([*halves[0], *halves[1]]) == list(range(6))
         assert len(halves[0]) == 3
-        found.append(tuple(halves[0]))
-    assert found[0] == found[1]
-    assert len(set(found)) > 1
+        held_out.append(tuple(halves[0]))
+    assert held_out[0] == held_out[1]
+    assert len(set(held_out)) > 1
 
 
 def test_files_decoded_when_read_give_the_same_images(tmp_path: Path) -> None:

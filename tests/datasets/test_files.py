@@ -36,8 +36,8 @@ def test_truncated_files_and_missing_arrays_are_named(name: str, folder: Path) -
 
 
 @pytest.mark.parametrize("name", WRITERS)
-@pytest.mark.parametrize(("place", "bits"), [(8, 1), (10, 99)], ids=["encrypted", "packed otherwise"])
-def test_damaged_entries_are_named(name: str, place: int, bits: int, folder: Path) -> None:
+@pytest.mark.parametrize(("offset", "bits"), [(8, 1), (10, 99)], ids=["encrypted", "packed otherwise"])
+def test_damaged_entries_are_named(name: str, offset: int, bits: int, folder: Path) -> None:
     """Flags and the kind of compression stand at 8 and 10 in every entry of a zip file's directory."""
     module, write = WRITERS[name]
     write(folder)
@@ -45,7 +45,7 @@ def test_damaged_entries_are_named(name: str, place: int, bits: int, folder: Pat
     whole = bytearray(path.read_bytes())
     at = whole.find(b"PK\x01\x02")
     while at >= 0:
-        whole[at + place] ^= bits
+        whole[at + offset] ^= bits
         at = whole.find(b"PK\x01\x02", at + 4)
     path.write_bytes(whole)
     with pytest.raises(fm.ProblemError, match=f"cannot read .*{module.FILE}"):

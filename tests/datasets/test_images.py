@@ -32,11 +32,11 @@ def files(tmp_path: Path) -> list[Path]:
     folder = tmp_path / "files"
     folder.mkdir()
     rng = np.random.default_rng(0)
-    found = []
+    paths = []
     for index in range(COUNT):
-        found.append(folder / f"{index}.png")
-        Image.fromarray(rng.integers(0, 256, (6, 4, 3), dtype=np.uint8)).save(found[-1])
-    return found
+        paths.append(folder / f"{index}.png")
+        Image.fromarray(rng.integers(0, 256, (6, 4, 3), dtype=np.uint8)).save(paths[-1])
+    return paths
 
 
 @pytest.fixture

@@ -18,10 +18,10 @@ def test_every_kind_of_array_is_read_as_scipy_reads_it(tmp_path: Path) -> None:
     content |= {"short": np.array([[1, 2]], np.uint8), "a_name_longer_than_eight": np.ones((3, 1)), "text": "hello"}
     scipy.savemat(tmp_path / "all.mat", content, long_field_names=True)
     names = [name for name in content if name != "text"]
-    found, wanted = read_mat(tmp_path / "all.mat", names), scipy.loadmat(tmp_path / "all.mat")
+    arrays, wanted = read_mat(tmp_path / "all.mat", names), scipy.loadmat(tmp_path / "all.mat")
     for name in names:
-        assert np.array_equal(found[name], wanted[name])
-        assert found[name].dtype == wanted[name].dtype
+        assert np.array_equal(arrays[name], wanted[name])
+        assert arrays[name].dtype == wanted[name].dtype
 
 
 def test_big_endian_files_are_read(tmp_path: Path) -> None:

@@ -45,12 +45,12 @@ class TestScenes:
     def test_hold_what_the_files_hold(self, tmp_path: Path) -> None:
         write(tmp_path)
         images, labels, depths, normals = Scenes(tmp_path / "train").read_batch(torch.tensor([4, 1]))
-        for place, seed in enumerate((4, 1)):
+        for index, seed in enumerate((4, 1)):
             wanted = scene(seed)
-            assert np.allclose(images[place].permute(1, 2, 0), wanted["image"], atol=1e-6)
-            assert np.array_equal(labels[place], wanted["label"])
-            assert np.allclose(depths[place].permute(1, 2, 0), wanted["depth"], atol=1e-6)
-            assert np.allclose(normals[place].permute(1, 2, 0), wanted["normal"], atol=1e-6)
+            assert np.allclose(images[index].permute(1, 2, 0), wanted["image"], atol=1e-6)
+            assert np.array_equal(labels[index], wanted["label"])
+            assert np.allclose(depths[index].permute(1, 2, 0), wanted["depth"], atol=1e-6)
+            assert np.allclose(normals[index].permute(1, 2, 0), wanted["normal"], atol=1e-6)
         assert [column.dtype for column in (images, labels, depths, normals)] == [
             torch.float32,
             torch.int64,
@@ -122,17 +122,17 @@ class TestScenes:
 
 class TestSplit:
     def test_is_fixed_by_a_file_of_the_papers_size(self) -> None:
-        found = nyuv2.validation_indices()
-        assert len(set(found)) == len(found) == 159
-        assert found == sorted(found)
-        assert found[0] >= 0
-        assert found[-1] < 795
+        indices = nyuv2.validation_indices()
+        assert len(set(indices)) == len(indices) == 159
+        assert indices == sorted(indices)
+        assert indices[0] >= 0
+        assert indices[-1] < 795
 
     def test_of_fewer_images_is_not_empty(self) -> None:
         for count in (1, 2, 10, 300):
-            found = nyuv2.validation_indices(count)
-            assert found
-            assert max(found) < count
+            indices = nyuv2.validation_indices(count)
+            assert indices
+            assert max(indices) < count
 
     def test_training_and_validation_images_are_disjoint(self, tmp_path: Path) -> None:
         write(tmp_path, training=12)
@@ -169,8 +169,8 @@ class TestProblem:
         assert problem.tasks == ("normal", "segmentation", "depth")
         optimizer = fm.OptimizerOf("Adam", lr=1e-4)
         run = fm.Joint().fit(problem, model=small_network, optimizer=optimizer, steps=2)
-        found = {task: set(fm.measure(run.model, e)) for task, e in problem.evaluations("test").items()}
-        assert found == {
+        names = {task: set(fm.measure(run.model, e)) for task, e in problem.evaluations("test").items()}
+        assert names == {
             "segmentation": {"mIoU", "pixel_accuracy"},
             "depth": {"absolute_error", "relative_error"},
             "normal": {"mean_angle", "median_angle", "within_11.25", "within_22.5", "within_30"},
@@ -186,8 +186,8 @@ class TestProblem:
     def test_the_networks_have_a_map_per_task(self, network: str) -> None:
         model = partial(nyuv2.make_network, network, depth=18)().eval()
         with torch.no_grad():
-            found = model(torch.zeros(1, 3, 16, 24))
-        assert {task: tuple(map_.shape) for task, map_ in found.items()} == {
+            maps = model(torch.zeros(1, 3, 16, 24))
+        assert {task: tuple(map_.shape) for task, map_ in maps.items()} == {
             task: (1, channels, 16, 24) for task, channels in nyuv2.OUTPUTS.items()
         }
 

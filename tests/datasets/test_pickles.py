@@ -36,9 +36,9 @@ def test_pickles_of_today_are_read_too(tmp_path: Path, protocol: int) -> None:
     data, labels = rows(0)
     path = tmp_path / "batch"
     path.write_bytes(pickle.dumps({b"data": data, "labels": labels.tolist()}, protocol=protocol))
-    found = read_arrays(path)
-    assert np.array_equal(found["data"], data)
-    assert found["labels"] == labels.tolist()
+    content = read_arrays(path)
+    assert np.array_equal(content["data"], data)
+    assert content["labels"] == labels.tolist()
 
 
 def test_arrays_keep_their_order_and_dtype(tmp_path: Path) -> None:
@@ -49,10 +49,10 @@ def test_arrays_keep_their_order_and_dtype(tmp_path: Path) -> None:
         "empty": np.zeros((0, 3), np.int64),
     }
     path.write_bytes(pickle.dumps(arrays))
-    found = read_arrays(path)
+    content = read_arrays(path)
     for name, array in arrays.items():
-        assert np.array_equal(found[name], array)
-        assert found[name].shape == array.shape
+        assert np.array_equal(content[name], array)
+        assert content[name].shape == array.shape
 
 
 class TestHostilePickles:

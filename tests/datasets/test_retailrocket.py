@@ -19,11 +19,11 @@ def test_retailrocket_keeps_every_row_in_its_time(folder: Path) -> None:
         time = arrays["timestamp"][chosen].astype(np.int64)
         wanted = np.stack([arrays["user"][chosen], arrays["item"][chosen], time // 3600 % 24, time // 86400 % 7], 1)
         labels = np.stack([arrays[task][chosen] for task in retailrocket.TASKS], 1)
-    codes, _, found = stream.dataset.tensors
+    codes, _, targets = stream.dataset.tensors
     assert np.array_equal(codes[:80], wanted)
-    assert np.array_equal(found[:80], labels)
+    assert np.array_equal(targets[:80], labels)
     assert len(codes) == 240
-    assert not found[80:].any()
+    assert not targets[80:].any()
 
 
 def test_the_recipe_trains_and_any_task_can_be_the_target(folder: Path) -> None:

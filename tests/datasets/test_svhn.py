@@ -15,12 +15,12 @@ from forkmerge.datasets import svhn
 @pytest.mark.parametrize("compress", [False, True])
 def test_is_read_from_matlab_files(tmp_path: Path, compress: bool) -> None:
     write_svhn(tmp_path, compress)
-    found = svhn.load(tmp_path)
+    images = svhn.load(tmp_path)
     pixels, labels = digits(0, 60)
     for index in (0, 7, 59):
-        assert np.array_equal(found.images[index].numpy(), pixels[..., index].transpose(2, 0, 1))
-    assert found.classes.tolist() == [int(label) % 10 for label in labels]
-    assert len(found.test_images) == 20
+        assert np.array_equal(images.images[index].numpy(), pixels[..., index].transpose(2, 0, 1))
+    assert images.classes.tolist() == [int(label) % 10 for label in labels]
+    assert len(images.test_images) == 20
 
 
 def test_missing_files_are_named(tmp_path: Path) -> None:

@@ -47,9 +47,9 @@ class TestConversion:
         write_country(tmp_path, "NL")
         table = load_countries(tmp_path)["NL"]
         batch = table.read_batch(torch.tensor([5, 39]))
-        for place, index in enumerate((5, -1)):
+        for position, index in enumerate((5, -1)):
             for column, row in zip(batch, table[index], strict=True):
-                assert torch.equal(column[place], row)
+                assert torch.equal(column[position], row)
         with pytest.raises(IndexError):
             table[40]
 

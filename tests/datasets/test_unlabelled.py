@@ -49,13 +49,13 @@ class TestLosses:
         """The weight of 20 belongs to a gradient through one view; through both it is about twice as large."""
         net = model(teacher=False).eval()
         losses = UnlabelledLosses(CropAndFlip(padding=2))
-        found = losses(net, [images], ["pi"], Context(0, 3))["pi"]
+        loss = losses(net, [images], ["pi"], Context(0, 3))["pi"]
         views = losses.views(images, Context(0, 3).generator)
         first, second = (net(view, "class").softmax(1) for view in views)
         expected = (first - second.detach()).square().mean()
-        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(loss, expected)
         torch.testing.assert_close(
-            *(torch.autograd.grad(loss, net.heads["class"].weight)[0] for loss in (found, expected))
+            *(torch.autograd.grad(loss, net.heads["class"].weight)[0] for loss in (loss, expected))
         )
 
     def test_mean_teacher_is_the_squared_difference_of_probabilities(self, images: Tensor) -> None:
@@ -76,13 +76,13 @@ class TestLosses:
         """Further than the same way taken at random, by the stated distance, and nothing where that is 0."""
         net = model(teacher=False).eval()
         x = prepared(images)
-        found = losses_of("vat", net, images, radius=1.0)
+        loss = losses_of("vat", net, images, radius=1.0)
         before = log_softmax(net(x, "class"), 1)
         for seed in range(20):
             r = torch.randn(x.shape, generator=torch.Generator().manual_seed(seed))
             r = r / r.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
             after = log_softmax(net(x + r, "class"), 1)
-            assert found > kl_div(after, before, log_target=True, reduction="batchmean")
+            assert loss > kl_div(after, before, log_target=True, reduction="batchmean")
         assert losses_of("vat", net, images, radius=0.0).abs() < 1e-6
 
     def test_vat_leaves_statistics_alone_but_for_the_images_themselves(self, images: Tensor) -> None:

@@ -29,9 +29,9 @@ class TestRecommenders:
     @pytest.mark.parametrize("kind", [ESMM, MMoE])
     def test_every_task_gets_a_logit_and_every_parameter_a_gradient(self, kind: Any) -> None:
         model = kind(self.SIZES, 2, ["click", "buy"], width=4, hidden=(8,))
-        found = model(*self.batch())
-        assert {task: tuple(value.shape) for task, value in found.items()} == {"click": (6,), "buy": (6,)}
-        sum(value.square().mean() for value in found.values()).backward()
+        logits = model(*self.batch())
+        assert {task: tuple(value.shape) for task, value in logits.items()} == {"click": (6,), "buy": (6,)}
+        sum(value.square().mean() for value in logits.values()).backward()
         assert [name for name, p in model.named_parameters() if p.grad is None] == []
         assert list(model(*self.batch(), tasks=["buy"])) == ["buy"]
 
@@ -40,10 +40,10 @@ class TestRecommenders:
         model = ESMM(self.SIZES, 2, ["click", "buy"], width=4, hidden=(8,), entire_space=True).double().eval()
         codes, numbers = self.batch()
         features = model.encoder(codes, numbers.double())
-        click, given = (torch.sigmoid(model.heads[task](features).squeeze(1)) for task in ("click", "buy"))
+        click, purchase = (torch.sigmoid(model.heads[task](features).squeeze(1)) for task in ("click", "buy"))
         for tasks in (None, ["buy"]):
-            found = model(codes, numbers.double(), tasks=tasks)
-            torch.testing.assert_close(torch.sigmoid(found["buy"]), click * given)
+            logits = model(codes, numbers.double(), tasks=tasks)
+            torch.testing.assert_close(torch.sigmoid(logits["buy"]), click * purchase)
         with torch.no_grad():
             model.heads["click"][-1].bias.fill_(80.0)
             model.heads["buy"][-1].bias.fill_(-80.0)

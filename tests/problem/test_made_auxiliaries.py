@@ -100,12 +100,12 @@ class TestMerged:
 
     def test_a_batch_with_some_labels_gives_the_sum_over_these(self) -> None:
         def losses(model: nn.Module, batch: Any, tasks: Sequence[str], context: fm.Context) -> Any:
-            found: dict[str, Tensor | None] = dict(shared_losses(model, batch, tasks, context))
+            losses: dict[str, Tensor | None] = dict(shared_losses(model, batch, tasks, context))
             if context.step % 2:
-                found["odd"] = None
+                losses["odd"] = None
             if context.step == 3:
-                found = {"tgt": found["tgt"]}
-            return found
+                losses = {"tgt": losses["tgt"]}
+            return losses
 
         stream = fm.Stream(TensorDataset(*examples(16, 1)), losses, TASKS, 8)
         problem = fm.Problem("tgt", [stream], evaluation())

@@ -142,8 +142,8 @@ class TestMeasure:
         metric = fm.MeanCost(lambda p, t: cross_entropy(p["logits"], t[0], reduction="none"), name="loss")
         data = TensorDataset(*examples(23, 2))
         values = fm.measure(seeded(plain_net), fm.Evaluation(data, metric, predict, batch_size=10))
-        known = fm.measure(seeded(plain_net), fm.Evaluation(data, fm.nll, predict_target, batch_size=10))
-        assert values["loss"] == pytest.approx(known["nll"], rel=1e-5)
+        metrics = fm.measure(seeded(plain_net), fm.Evaluation(data, fm.nll, predict_target, batch_size=10))
+        assert values["loss"] == pytest.approx(metrics["nll"], rel=1e-5)
 
 
 NYUV2 = {"mIoU": 1, "pixAcc": 1, "absErr": -1, "relErr": -1}

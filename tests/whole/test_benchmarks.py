@@ -121,9 +121,9 @@ def test_advice_is_scored_beside_the_probes_and_only_where_it_was_asked(shared):
     asked = {"good": pair(0.1, False, advised="use"), "clash": pair(-0.1, True, advised="undecided")}
     asked["bad"] = pair(-0.2, True, advised="drop")
     results = {"digits": {"share": 0.1, "pairs": {"clash": pair(-0.2, True)}}, "PACS": {"share": 0.1, "pairs": asked}}
-    found = advice.summary(results)
-    assert (found["decided"], found["advised"]) == (4, 3)
-    assert (found["f1 decided"], found["f1 advised"]) == (1, pytest.approx(2 / 3))
+    summary = advice.summary(results)
+    assert (summary["decided"], summary["advised"]) == (4, 3)
+    assert (summary["f1 decided"], summary["f1 advised"]) == (1, pytest.approx(2 / 3))
     written = advice.section(results)
     assert [row[-1] for row in written.tables[0].rows] == ["–", "use", "undecided", "drop"]
     text = " ".join(written.notes)

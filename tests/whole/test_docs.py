@@ -70,10 +70,10 @@ def test_commands_in_the_readme_exist():
 
     from forkmerge.cli.commands import app
 
-    known = set(get_command(app).commands) | {"test"}
+    commands = set(get_command(app).commands) | {"test"}
     shown = re.findall(r"^\./run (\S+)", (ROOT / "README.md").read_text("utf-8"), re.M)
     assert shown
-    assert set(shown) <= known
+    assert set(shown) <= commands
 
 
 def run_example(example):

@@ -102,8 +102,8 @@ def assert_as_if_undisturbed(run: Run, folder: Path, whole: Whole) -> None:
     assert facts(run) == facts(whole.run)
     assert record(folder) == record(whole.folder)
     assert status(folder) == "finished"
-    found, expected = (sorted(str(p.relative_to(f)) for p in f.rglob("*")) for f in (folder, whole.folder))
-    assert found == expected
+    files, expected = (sorted(str(p.relative_to(f)) for p in f.rglob("*")) for f in (folder, whole.folder))
+    assert files == expected
 
 
 class BrokenDisk:

@@ -58,7 +58,7 @@ def one_step_apart(
     merged = blend_weights(binding, branches, coefficients, start.weights())
     direct = train(binding, start.clone(), {"tgt": 1.0, **auxiliaries}, 1, training, problem)
     before, after, blended = (
-        {place.name: place.view(state.rows["float64"]) for place in binding.layout.slices}
+        {part.name: part.view(state.rows["float64"]) for part in binding.layout.slices}
         for state in (start, direct, merged)
     )
     length = max((after[name] - before[name]).norm().item() for name in after)

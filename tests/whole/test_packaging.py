@@ -109,11 +109,11 @@ def test_no_source_file_is_longer_than_350_lines():
 
 
 def test_no_function_body_is_longer_than_45_lines():
-    assert not [place for place, node in _functions() if _body_lines(node) > MAX_BODY_LINES]
+    assert not [where for where, node in _functions() if _body_lines(node) > MAX_BODY_LINES]
 
 
 def test_every_function_is_annotated():
-    assert not [place for place, node in _functions() if not _is_annotated(node)]
+    assert not [where for where, node in _functions() if not _is_annotated(node)]
 
 
 # `./run` is tried with a stand-in for Python, so that these tests install nothing: it notes each `venv` and

@@ -214,17 +214,17 @@ def test_missing_weights_are_named(data: Path, tmp_path: Path) -> None:
 def test_branches_of_a_sweep_are_those_of_the_table(data: Path) -> None:
     """Table 4: 2 branches, and 6 that are pruned to 3 or 4, or not at all."""
     comparison = plan_comparison(FILES["domainnet_branches"], settings=changes("domainnet", data))
-    recipe, found = comparison.recipe, {}
+    recipe, branches = comparison.recipe, {}
     for method in comparison.methods:
         algorithm = method.algorithm(recipe, refit=False)
         pruned = getattr(algorithm, "prune_to", None)
-        found[method.word] = (branch_count(algorithm, recipe.problem), pruned)
-    assert list(found.values()) == [(1, None), (2, None), (6, 3), (6, 4), (6, None)]
+        branches[method.word] = (branch_count(algorithm, recipe.problem), pruned)
+    assert list(branches.values()) == [(1, None), (2, None), (6, 3), (6, 4), (6, None)]
 
 
 def command(name: str, data: Path, **arguments: Any) -> list[str]:
-    given = changes(name, data, light=True)["arguments"] | arguments
-    options = [f"--set=arguments.{key}={json.dumps(value)}" for key, value in given.items()]
+    all_arguments = changes(name, data, light=True)["arguments"] | arguments
+    options = [f"--set=arguments.{key}={json.dumps(value)}" for key, value in all_arguments.items()]
     return ["compare", str(FILES[name]), *options, "--workers=1", "--json"]
 
 
@@ -243,10 +243,10 @@ def test_a_dry_run_of_a_table_trains_two_steps_of_every_method(
 ) -> None:
     result = CliRunner().invoke(app, [*command(name, data), "--dry-run"])
     assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout)
-    assert [method["method"] for method in found["methods"]] == list(FACTS[name].methods)
-    assert found["runs"] == runs
-    assert steps is None or found["steps"] == steps
+    answer = json.loads(result.stdout)
+    assert [method["method"] for method in answer["methods"]] == list(FACTS[name].methods)
+    assert answer["runs"] == runs
+    assert steps is None or answer["steps"] == steps
 
 
 def test_methods_of_domainnet_read_48_images_in_a_step(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

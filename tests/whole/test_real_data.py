@@ -27,8 +27,8 @@ class TestRealData:
 
     @pytest.mark.parametrize(("module", "unlabelled"), [(cifar10, 41_000), (svhn, 64_931)])
     def test_the_semi_supervised_splits_have_the_papers_counts(self, module: Any, unlabelled: int) -> None:
-        found = module.splits()
-        assert len(found.labelled) == module.LABELS
-        assert len(found.unlabelled) == unlabelled
-        assert len(found.validation) == module.VALIDATION
-        assert len(found.test) == module.TEST
+        parts = module.splits()
+        assert len(parts.labelled) == module.LABELS
+        assert len(parts.unlabelled) == unlabelled
+        assert len(parts.validation) == module.VALIDATION
+        assert len(parts.test) == module.TEST

@@ -16,9 +16,9 @@ pytestmark = pytest.mark.skipif(PROGRAM is None, reason="needs Chromium: apt-get
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
-    found = Chromium(tmp_path_factory.mktemp("profile"))
-    yield found
-    found.close()
+    program = Chromium(tmp_path_factory.mktemp("profile"))
+    yield program
+    program.close()
 
 
 def opened(browser, folder, page: Page, **options):
@@ -72,9 +72,9 @@ def test_tables_sort_by_number_and_by_word(diagnosis):
     column = "[...document.querySelectorAll('tbody tr')].map(r => r.cells[0].textContent)"
     orders = {0: [["clash", "mnist", "photos"], ["photos", "mnist", "clash"]]}
     orders[4] = [["mnist", "photos", "clash"], ["clash", "photos", "mnist"]]  # the gain at λ = 1, the largest first
-    for place, (first, second) in orders.items():
+    for number, (first, second) in orders.items():
         for order in (first, second):
-            diagnosis.run(f"document.querySelectorAll('th button')[{place}].click()")
+            diagnosis.run(f"document.querySelectorAll('th button')[{number}].click()")
             assert diagnosis.run(column) == order
     assert diagnosis.run("document.querySelectorAll('th')[4].getAttribute('aria-sort')") == "ascending"
 

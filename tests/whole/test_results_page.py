@@ -36,19 +36,19 @@ GAINS = {
 
 def made(gains: dict[str, float], targets: tuple[str, ...] = ("a", "b"), seeds: int = 3) -> tuple[Any, list[RunResult]]:
     """A comparison whose metrics are 50 + gain, a little different for every seed."""
-    found = {word: compared_method_from(word) for word in gains}
+    methods = {word: compared_method_from(word) for word in gains}
     plan = {
         "settings": {"recipe": "somewhere:recipe", "algorithm": {"interval": 30}},
-        "methods": [{"word": word, "label": method.label} for word, method in found.items()],
+        "methods": [{"word": word, "label": method.label} for word, method in methods.items()],
         "targets": list(targets),
         "seeds": list(range(seeds)),
         "equal_labels": False,
     }
     outcomes = []
-    for place, (word, gain) in enumerate(gains.items()):
+    for index, (word, gain) in enumerate(gains.items()):
         for target in targets:
             for seed in range(seeds):
-                score = 50 + gain + 0.1 * ((seed + place) % 3)
+                score = 50 + gain + 0.1 * ((seed + index) % 3)
                 shares = {"alone": 0.5 + 0.4 * (seed % 2), "joint": 0.5 - 0.4 * (seed % 2)}
                 rounds = [
                     {"end": end, "score": score - 5 + end / 20, "metrics": {"accuracy": score - 5 + end / 20}}
@@ -57,8 +57,8 @@ def made(gains: dict[str, float], targets: tuple[str, ...] = ("a", "b"), seeds: 
                 if word.startswith("forkmerge"):
                     flipped = {"alone": shares["joint"], "joint": shares["alone"]}
                     rounds = [{**r, "coefficients": s} for r, s in zip(rounds, (shares, flipped, shares), strict=True)]
-                outcome = RunResult(word, found[word].label, target, seed, "final", {}, f"{target}/{place}-{seed}")
-                branches = {"forkmerge": 2}.get(found[word].base, 4 if "aux" in word else 1)
+                outcome = RunResult(word, methods[word].label, target, seed, "final", {}, f"{target}/{index}-{seed}")
+                branches = {"forkmerge": 2}.get(methods[word].base, 4 if "aux" in word else 1)
                 outcomes.append(
                     replace(
                         outcome,
@@ -136,8 +136,8 @@ def test_large_batches_are_compared_with_the_single_task_training_of_the_base(sc
 )
 def test_it_is_said_plainly_where_forkmerge_is_not_best(scripts, gain, words):
     page, _, setting = scripts
-    found = setting.Setting("x", *made({"stl": 0.0, "ew": 1.0, "forkmerge": 1.0 + gain}))
-    assert words in page.page([found])
+    made_up = setting.Setting("x", *made({"stl": 0.0, "ew": 1.0, "forkmerge": 1.0 + gain}))
+    assert words in page.page([made_up])
 
 
 def test_the_form_is_chosen_on_validation_and_not_on_test(scripts):
@@ -152,9 +152,9 @@ def test_with_equal_labels_single_task_training_has_no_validation_and_a_form_is_
     page, _, setting = scripts
     plan, outcomes = made({"stl": 0.0, "ew": 1.0, "forkmerge": 2.0, "forkmerge-aux": 3.0})
     plain = [o if o.method.startswith("forkmerge") else replace(o, validation={}) for o in outcomes]
-    found = setting.Setting("x", {**plan, "equal_labels": True}, plain)
-    assert found.chosen == "forkmerge-aux"
-    text = page.page([found])
+    equal = setting.Setting("x", {**plan, "equal_labels": True}, plain)
+    assert equal.chosen == "forkmerge-aux"
+    text = page.page([equal])
     assert "All methods were trained on training ∪ validation data in the end." in text
     assert "on validation | on test" not in text
 
@@ -200,10 +200,10 @@ def test_pairs_of_tasks_come_from_the_benchmark_that_trains_them(scripts, tmp_pa
 
 def test_studies_of_options_stand_beside_the_results_and_are_no_part_of_the_claims(scripts):
     page, _, setting = scripts
-    found = [setting.Setting("x", *made({"stl": 0.0, "ew": 1.0, "forkmerge": 2.0}))]
+    settings = [setting.Setting("x", *made({"stl": 0.0, "ew": 1.0, "forkmerge": 2.0}))]
     study = setting.Setting("y", *made({"stl": 0.0, "forkmerge-aux": 1.0, "forkmerge-aux[bn=recompute]": 2.0}))
-    with_study = page.page(found, [study])
-    assert with_study.startswith(page.page(found).rstrip())
+    with_study = page.page(settings, [study])
+    assert with_study.startswith(page.page(settings).rstrip())
     rows = with_study.partition("## How options were chosen")[2].splitlines()
     names = [row.split(" | ")[0] for row in rows if row.startswith("| ")]
     assert names == ["| method", "| ForkMerge-aux[bn=recompute]", "| ForkMerge-aux", "| STL"]

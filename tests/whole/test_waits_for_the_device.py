@@ -36,8 +36,8 @@ class Functions(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
-        given = (*args[1:], *(kwargs or {}).values())
-        if name in WAITS or (name == "to" and "cpu" in [a for a in given if isinstance(a, str)]):
+        arguments = (*args[1:], *(kwargs or {}).values())
+        if name in WAITS or (name == "to" and "cpu" in [a for a in arguments if isinstance(a, str)]):
             count(self.seen, name, args[0])
         return func(*args, **(kwargs or {}))
 
@@ -117,6 +117,6 @@ class TestReadBacks:
 
     @pytest.mark.parametrize("name", GRADIENT)
     def test_a_gradient_method_needs_one_transfer(self, name: str) -> None:
-        found = per_step(METHODS[name]())
-        assert sum(count for count, _ in found.values()) == 4, found
-        assert all(size <= TASKS * (TASKS + 2) for _, size in found.values()), found  # K×K, and a few per task
+        reads = per_step(METHODS[name]())
+        assert sum(count for count, _ in reads.values()) == 4, reads
+        assert all(size <= TASKS * (TASKS + 2) for _, size in reads.values()), reads  # K×K, and a few per task

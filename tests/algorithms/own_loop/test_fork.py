@@ -252,8 +252,8 @@ class TestMerging:
         again.load_state_dict(stored)
         again.merge(score, allow_unequal_steps=True)
         for held in (forked, again):
-            found = nn.utils.parameters_to_vector(held["alone"].model.parameters())
-            assert torch.equal(found.detach(), vector)
+            weights = nn.utils.parameters_to_vector(held["alone"].model.parameters())
+            assert torch.equal(weights.detach(), vector)
 
 
 def seeded_problem() -> fm.Problem:

@@ -56,15 +56,15 @@ class TestRunningStatistics:
 
     def test_cuts_between_segments_do_not_show(self) -> None:
         training, mixture = fm.Training(SGD, statistics="target"), fm.Mixture("branch", WEIGHTS)
-        found = []
+        states = []
         for parts in ([6], [1, 3, 2]):
             binding = training.binding(seeded(noisy_net))
             state = binding.initial()
             for steps in parts:
                 train_branch(binding, domains_problem(), mixture, state, steps=steps, training=training, seed=0)
             binding.attach_weights(state)
-            found.append({name: value.clone() for name, value in binding.model.state_dict().items()})
-        assert_same_bits(*found)
+            states.append({name: value.clone() for name, value in binding.model.state_dict().items()})
+        assert_same_bits(*states)
 
     def test_compiled_layers_know_whom_they_follow(self) -> None:
         plain, compiled = (

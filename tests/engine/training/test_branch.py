@@ -37,9 +37,9 @@ class TestLookingBack:
     @pytest.mark.parametrize("name", [name for name, kind in METHODS.items() if issubclass(kind, LossMethod)])
     @pytest.mark.parametrize("oddity", [{}, {"odd": "noise", "how": "poison", "since": 3}], ids=["sound", "poisoned"])
     def test_the_bits_are_those_of_looking_at_every_step(self, name: str, oddity: dict[str, Any]) -> None:
-        found = [train_once(METHODS[name](), small_problem(**oddity), suspected=known) for known in (False, True)]
-        assert_same_state(found[0].state, found[1].state)
-        assert found[0].reports == found[1].reports == ({"not finite": {"noise": 2}} if oddity else {})
+        results = [train_once(METHODS[name](), small_problem(**oddity), suspected=is_one) for is_one in (False, True)]
+        assert_same_state(results[0].state, results[1].state)
+        assert results[0].reports == results[1].reports == ({"not finite": {"noise": 2}} if oddity else {})
 
     def test_an_error_that_a_spoilt_model_causes_is_not_the_users(self) -> None:
         def refuse(model: nn.Module, batch: Any, tasks: Any, context: fm.Context) -> Any:

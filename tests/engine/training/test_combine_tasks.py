@@ -25,8 +25,8 @@ class TestBadGradients:
     @pytest.mark.parametrize("method", [Odd(), OddMatrix(), EW(), PCGrad()], ids=lambda m: type(m).__name__)
     def test_a_bad_task_is_trained_on_as_if_it_had_no_label(self, method: Any) -> None:
         def bad(model: Any, batch: Any, tasks: Sequence[str], context: fm.Context) -> Any:
-            found = declared_losses(model, batch, tasks, context)
-            return {t: loss * torch.nan if t == "aux" and context.step > 0 else loss for t, loss in found.items()}
+            losses = declared_losses(model, batch, tasks, context)
+            return {t: loss * torch.nan if t == "aux" and context.step > 0 else loss for t, loss in losses.items()}
 
         def missing(model: Any, batch: Any, tasks: Sequence[str], context: fm.Context) -> Any:
             return declared_losses(model, batch, [t for t in tasks if t != "aux" or context.step == 0], context)
@@ -42,10 +42,10 @@ class TestBadGradients:
 
     def test_a_gradient_that_is_bad_in_the_head_only_is_found(self) -> None:
         def losses(model: Any, batch: Any, tasks: Sequence[str], context: fm.Context) -> Any:
-            found = declared_losses(model, batch, tasks, context)
+            losses = declared_losses(model, batch, tasks, context)
             bias = model.heads["odd"].bias
             infinite = (bias - bias.detach()).sum().sqrt()  # 0, with an infinite slope
-            return {task: loss + infinite if task == "odd" else loss for task, loss in found.items()}
+            return {task: loss + infinite if task == "odd" else loss for task, loss in losses.items()}
 
         for method in (Odd(), EW()):
             net = seeded(plain_net)

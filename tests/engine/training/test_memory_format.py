@@ -118,9 +118,9 @@ def test_training_and_evaluation_run_in_one_format_and_the_model_gets_its_own_ba
         seen["predict"].add(is_last(conv(model).weight))
         return model(batch[0]), batch[1][:, 0]
 
-    given = shared_problem()
-    stream = fm.Stream(given.stream_map["all"].dataset, losses, TASKS, 8)
-    held_out = fm.Evaluation(given.target_validation.dataset, minus_loss, predict)
+    problem = shared_problem()
+    stream = fm.Stream(problem.stream_map["all"].dataset, losses, TASKS, 8)
+    held_out = fm.Evaluation(problem.target_validation.dataset, minus_loss, predict)
     net = seeded(wide_net)
     run = fit(problem=fm.Problem("tgt", [stream], held_out), net=net, channels_last=channels_last)
     assert seen == {"losses": {True}, "predict": {True}}

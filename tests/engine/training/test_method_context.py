@@ -68,10 +68,10 @@ class TestStepContext:
     def test_the_gradient_is_that_of_the_weighted_losses(self) -> None:
         net, seen = seeded(doubled(plain_net)), []
         loop, probe = self._probe(net)
-        found = probe.gradient({0: 1.0, 2: 3.0})
+        gradients = probe.gradient({0: 1.0, 2: 3.0})
         losses = shared_losses(net, loop.last_batches[0][1], TASKS, None)
         (losses["tgt"] + 3.0 * 0.5 * losses["odd"]).backward()
-        for parameter, gradient in zip(probe.parameters, found, strict=True):
+        for parameter, gradient in zip(probe.parameters, gradients, strict=True):
             if parameter.grad is None:
                 assert gradient is None
                 continue

@@ -169,10 +169,10 @@ class TestOptimizers:
         with pytest.raises(fm.ProblemError, match="not the model's"):
             fit(optimizer=lambda model: torch.optim.SGD(other.parameters(), lr=0.1))
 
-    @pytest.mark.parametrize("given", [0.1, None])
-    def test_an_optimizer_that_is_no_function_is_refused(self, given: Any) -> None:
+    @pytest.mark.parametrize("factory", [0.1, None])
+    def test_an_optimizer_that_is_no_function_is_refused(self, factory: Any) -> None:
         with pytest.raises(fm.ProblemError, match="optimizer must be a function of the model"):
-            fit(optimizer=given)
+            fit(optimizer=factory)
 
     def test_an_optimizer_instance_is_refused_with_what_to_pass(self) -> None:
         net = plain_net()

@@ -34,15 +34,15 @@ def _any_size(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_any_size")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_a_row_in_the_attic_is_an_ordinary_tensor_that_keeps_its_values(tmp_path: Path, dtype: torch.dtype) -> None:
-    place, row = MappedRows(tmp_path), torch.arange(3000).to(dtype)
-    held = place.hold(row)
+    rows, row = MappedRows(tmp_path), torch.arange(3000).to(dtype)
+    held = rows.hold(row)
     row.zero_()
     held[0] = 7
-    place.rest()
+    rows.rest()
     assert held[0] == 7
     assert torch.equal(held[1:], torch.arange(1, 3000).to(dtype))
     assert not list(tmp_path.iterdir())
-    del place
+    del rows
     gc.collect()
     assert held[0] == 7
 
@@ -54,9 +54,9 @@ def test_without_a_folder_or_room_a_row_is_copied_in_memory(tmp_path: Path, monk
 
     row = torch.ones(9)
     monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
-    for place in (MappedRows(None), MappedRows(tmp_path)):
-        held = place.hold(row)
-        place.rest()
+    for rows in (MappedRows(None), MappedRows(tmp_path)):
+        held = rows.hold(row)
+        rows.rest()
         assert torch.equal(held, row)
         assert held.data_ptr() != row.data_ptr()
 
@@ -68,10 +68,10 @@ def test_memory_in_the_attic_is_not_resident_while_it_rests(tmp_path: Path) -> N
         return next(int(line.split()[1]) for line in lines if line.startswith("RssFile")) << 10
 
     size = 32 << 20
-    place = MappedRows(tmp_path)
-    held = place.hold(torch.ones(size // 4))
+    rows = MappedRows(tmp_path)
+    held = rows.hold(torch.ones(size // 4))
     before = resident()
-    place.rest()
+    rows.rest()
     assert before - resident() > 0.9 * size
     assert held.sum() == size // 4
 

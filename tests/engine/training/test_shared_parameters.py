@@ -78,8 +78,8 @@ class TestSharedParameters:
 
     def test_a_loss_that_is_a_constant_counts_as_zero(self) -> None:
         def losses(model: Any, batch: Any, tasks: Sequence[str], context: fm.Context) -> Any:
-            found = declared_losses(model, batch, tasks, context)
-            return {**found, "odd": torch.tensor(0.5)} if context.step == 2 else found
+            losses = declared_losses(model, batch, tasks, context)
+            return {**losses, "odd": torch.tensor(0.5)} if context.step == 2 else losses
 
         result = train_with(seeded(plain_net), double_problem(losses, TensorDataset(*examples(16, 1))), Odd())
         assert result.reports == {"zero": {"odd": 1}}

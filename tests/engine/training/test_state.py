@@ -26,10 +26,10 @@ def test_parameters_lie_at_aligned_places_of_one_row_per_dtype() -> None:
     binding = fm.Training(SGD).binding(net)
     rows = binding.initial().rows
     assert set(rows) == {"float32", "bfloat16"}
-    for place, parameter in zip(binding.layout.slices, binding.layout.parameters, strict=True):
-        assert place.offset * parameter.element_size() % 64 == 0
-        row = rows[place.row]
-        assert parameter.data_ptr() == row.data_ptr() + place.offset * row.element_size()
+    for part, parameter in zip(binding.layout.slices, binding.layout.parameters, strict=True):
+        assert part.offset * parameter.element_size() % 64 == 0
+        row = rows[part.row]
+        assert parameter.data_ptr() == row.data_ptr() + part.offset * row.element_size()
 
 
 def test_states_survive_a_trip_through_bytes() -> None:

@@ -72,19 +72,19 @@ class TestMissingLabels:
     @pytest.mark.parametrize("how", ["absent", "none"])
     def test_a_batch_without_a_label_trains_on_the_other_tasks(self, how: str) -> None:
         def losses(model: nn.Module, batch: Any, tasks: Sequence[str], context: fm.Context) -> Any:
-            found: dict[str, Any] = shared_losses(model, batch, tasks, context)
+            values: dict[str, Any] = shared_losses(model, batch, tasks, context)
             if context.step % 2:
                 if how == "absent":
-                    del found["aux"]
+                    del values["aux"]
                 else:
-                    found["aux"] = None
-            return found
+                    values["aux"] = None
+            return values
 
         def reference(model: nn.Module, batch: Any, tasks: Sequence[str], context: fm.Context) -> Any:
-            found = shared_losses(model, batch, tasks, context)
+            values = shared_losses(model, batch, tasks, context)
             if context.step % 2:
-                found["aux"] = found["aux"] * 0.0
-            return found
+                values["aux"] = values["aux"] * 0.0
+            return values
 
         nets = [seeded(plain_net), seeded(plain_net)]
         plain = fm.OptimizerOf("SGD", lr=0.3)  # a zero gradient and none are the same without momentum or decay

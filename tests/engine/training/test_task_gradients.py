@@ -124,13 +124,13 @@ class Nested:
         raw = model.body(inputs)
         low = context.shared(raw) if self.declared[0] else raw
         high = context.shared(model.upper(low)) if self.declared[1] else model.upper(low)
-        found = {}
+        losses = {}
         for task in tasks:
             features = low + high if task == "aux" else high
             if task == "odd" and self.bypass:
                 features = features + raw
-            found[task] = cross_entropy(model.heads[task](features), labels[:, TASKS.index(task)])
-        return found
+            losses[task] = cross_entropy(model.heads[task](features), labels[:, TASKS.index(task)])
+        return losses
 
 
 class TestRepresentations:

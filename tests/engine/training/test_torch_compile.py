@@ -33,14 +33,14 @@ EAGER = "aot_eager"  # all of torch.compile but the code generation: no compiler
 @pytest.fixture
 def graphs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows with every graph that is compiled."""
-    found: list[int] = []
+    sizes: list[int] = []
 
     def backend(graph: Any, inputs: Any) -> Any:
-        found.append(len(inputs))
+        sizes.append(len(inputs))
         return graph.forward
 
     monkeypatch.setattr(torch_compile, "backend_of", lambda how: backend)
-    return found
+    return sizes
 
 
 def values() -> list[Any]:
@@ -74,9 +74,9 @@ def test_whatever_a_loss_function_calls_is_compiled(graphs: list[int], call: str
     plain = net(x)
     torch._dynamo.reset()
     with compiled(net, True, lambda: None):
-        found = net(x) if call == "the model" else net.heads["tgt"](net.body(x))
+        logits = net(x) if call == "the model" else net.heads["tgt"](net.body(x))
         assert len(graphs) == (1 if call == "the model" else 2)
-    assert torch.equal(found, plain)
+    assert torch.equal(logits, plain)
 
 
 def test_hooks_run_and_pickles_and_copies_are_plain() -> None:

@@ -113,9 +113,9 @@ def test_what_names_an_object_is_the_same_in_every_process() -> None:
 def test_an_object_given_is_not_changed_by_training() -> None:
     from torchjd.scalarization import UW as Theirs
 
-    given = Theirs(3)
-    train_small(method_from(given))
-    assert torch.equal(given.log_var, torch.zeros(3))
+    scalarizer = Theirs(3)
+    train_small(method_from(scalarizer))
+    assert torch.equal(scalarizer.log_var, torch.zeros(3))
 
 
 @pytest.mark.parametrize("weighting", ["MoDoWeighting", "SDMGradWeighting"])

@@ -13,8 +13,8 @@ from method_steps import GRADIENTS
 def test_upgrad_needs_no_quadratic_programming_package() -> None:
     weighting = method_from("torchjd:UPGrad").source.make(3).gramian_weighting
     gramian = torch.from_numpy(GRADIENTS @ GRADIENTS.T)
-    found = weighting(gramian).numpy()
-    direction = found @ GRADIENTS
+    weights = weighting(gramian).numpy()
+    direction = weights @ GRADIENTS
     assert (GRADIENTS @ direction > -1e-3).all()  # no task gets worse, up to the regularisation of 1e-4
 
 
