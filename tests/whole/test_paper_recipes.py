@@ -261,7 +261,7 @@ def test_methods_of_domainnet_read_48_images_in_a_step(data: Path, monkeypatch: 
     recipe = load_recipe(FILES["domainnet"], changes("domainnet", data))
     for method, expected in ((None, [48]), ("PCGrad", [8] * 6)):
         sizes.clear()
-        replace(recipe, algorithm=fm.Joint(method=method), steps=1).fit()
+        replace(recipe, algorithm=fm.Joint(method=method), steps=1).fit(seed=8)  # whose one step draws the target
         assert sizes[len(domainnet.DOMAINS) :] == expected  # every stream is tried once beforehand
 
 
