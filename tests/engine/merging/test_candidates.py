@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import doctest
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from forkmerge.engine.merging.arithmetic import Coefficients
+import pytest
+
+from forkmerge.engine.merging import candidates
+from forkmerge.engine.merging.arithmetic import Coefficients, vertices
 from forkmerge.engine.merging.candidates import Candidates
 from forkmerge.engine.merging.race import ScoredEntrant
 from forkmerge.engine.merging.searches import Grid
+from forkmerge.errors import ProblemError
 
 
 def test_candidates_start_with_the_known_and_keep_the_order_of_evaluation() -> None:
@@ -58,3 +64,54 @@ class TestFullPassesAtOnce:
         score = Candidates(lambda c: -c[0])
         assert score.best_among([(0.5, 0.5), (0.2, 0.8), (0.5, 0.5)]) == (0.2, 0.8)
         assert [c for c, _ in score.tried] == [(0.5, 0.5), (0.2, 0.8)]
+
+
+class TestGuides:
+    """Whose costs tell where new candidates may err: only those that are complete however others are evaluated."""
+
+    def entered(self, score_of: Callable[[Coefficients], float], **options: Any) -> tuple[Candidates, list[Any]]:
+        calls: list[Any] = []
+
+        def enter(candidates: Sequence[Coefficients], guides: Sequence[Coefficients]) -> list[ScoredEntrant]:
+            calls.append((list(candidates), list(guides)))
+            return [ScoredEntrant(score_of(candidate)) for candidate in candidates]
+
+        return Candidates(enter=enter, **options), calls
+
+    def test_they_are_the_scored_branches_that_the_candidates_are_made_of(self) -> None:
+        singles = vertices(3)
+        score, calls = self.entered(lambda c: 0.0, branch_scores=dict.fromkeys(singles, 1.0))
+        score.best_among([(0.5, 0.5, 0.0)])
+        score.best_among([(0.2, 0.0, 0.8), (0.0, 0.3, 0.7)])
+        assert calls == [
+            ([(0.5, 0.5, 0.0)], singles[:2]),
+            ([(0.2, 0.0, 0.8), (0.0, 0.3, 0.7)], singles),
+        ]
+        score, calls = self.entered(lambda c: 0.0, branch_scores={singles[1]: 1.0})
+        score.best_among([(0.5, 0.5, 0.0)])
+        assert calls == [([(0.5, 0.5, 0.0)], singles[1:2])]
+
+    def test_or_those_that_are_named_if_they_are_answers_of_earlier_calls(self) -> None:
+        score, calls = self.entered(lambda c: c[0])
+        best, worse = (0.8, 0.2), (0.6, 0.4)
+        assert score.best_among([worse, best]) == best
+        assert score((0.4, 0.6)) == 0.4
+        score.best_among([(0.5, 0.5)], guides=[best, worse, (0.4, 0.6), (0.1, 0.9)])
+        assert calls[-1] == ([(0.5, 0.5)], [best, (0.4, 0.6)])
+
+    def test_a_candidate_that_was_entered_is_not_entered_again(self) -> None:
+        score, calls = self.entered(lambda c: c[0])
+        score.best_among([(0.5, 0.5)])
+        score.best_among([(0.5, 0.5)])
+        score((0.5, 0.5))
+        assert len(calls) == 1
+
+
+def test_candidates_without_a_score_or_entrants_are_refused() -> None:
+    with pytest.raises(ProblemError, match=r"^candidates need a score function, or entrants of a race\.$"):
+        Candidates()
+
+
+def test_the_example_in_the_docstring_holds() -> None:
+    result = doctest.testmod(candidates)
+    assert (result.attempted > 0, result.failed) == (True, 0)

@@ -17,8 +17,15 @@ class TestSubSample:
     SAMPLE: ClassVar[dict[tuple[float, ...], float]] = {(1.0, 0.0): 0.0, (0.0, 1.0): 0.0, (0.5, 0.5): 1.0}
 
     def test_the_best_branch_is_installed_if_the_winner_loses_to_it_on_all_data(self) -> None:
-        full = {(1.0, 0.0): 5.0, (0.0, 1.0): 6.0, (0.5, 0.5): 4.0}
-        merge = find_merge(ScoredMerge("ab", full.__getitem__, sample=self.SAMPLE.__getitem__), fm.Grid(2))
+        for best, vertex in (("a", (1.0, 0.0)), ("b", (0.0, 1.0))):
+            full = {(1.0, 0.0): 5.0, (0.0, 1.0): 5.0, (0.5, 0.5): 4.0, vertex: 6.0}
+            merge = find_merge(ScoredMerge("ab", full.__getitem__, sample=self.SAMPLE.__getitem__), fm.Grid(2))
+            assert (merge.coefficients, merge.score) == ({"a": 0.0, "b": 0.0, best: 1.0}, 6.0)
+
+    def test_a_branch_that_wins_on_the_sample_has_its_score_on_all_data(self) -> None:
+        sample = {(1.0, 0.0): 0.0, (0.0, 1.0): 2.0, (0.5, 0.5): 1.0}
+        full = {(1.0, 0.0): 5.0, (0.0, 1.0): 6.0}
+        merge = find_merge(ScoredMerge("ab", full.__getitem__, sample=sample.__getitem__), fm.Grid(2))
         assert (merge.coefficients, merge.score) == ({"a": 0.0, "b": 1.0}, 6.0)
 
     def test_the_winner_stays_if_it_is_as_good_on_all_data(self) -> None:

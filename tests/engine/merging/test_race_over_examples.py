@@ -17,7 +17,7 @@ import forkmerge as fm
 from forkmerge.engine.merging import candidates as candidates_module
 from forkmerge.engine.merging.arithmetic import Coefficients, vertices
 from forkmerge.engine.merging.candidates import Candidates
-from forkmerge.engine.merging.race_over_examples import ExampleRace, turn_length
+from forkmerge.engine.merging.race_over_examples import ExampleRace, count_operations, turn_length
 from forkmerge.engine.merging.searches import Binary, Greedy, Grid, Search, best_of
 from forkmerge.problem.metrics import Criterion
 from forkmerge.problem.scoring import CostReader, evaluating
@@ -180,9 +180,72 @@ class TestExampleRace:
         bout = Bout(1, fm.accuracy, size=97, branches=2)
         race = bout.race()
         race.counts = race.counts + 1
-        refusal = pytest.raises(fm.ProblemError, match="`count` of a MeanCost must depend on targets only")
+        message = r"^the counts of a metric differ between models: `count` of a MeanCost must depend on targets only\.$"
+        refusal = pytest.raises(fm.ProblemError, match=message)
         with refusal, evaluating(bout.model):
             race.enter([(0.5, 0.5)], ())[0].extend()
+
+    def test_a_model_that_draws_draws_by_the_place_in_the_order(self) -> None:
+        bout = Bout(1, fm.nll, size=40, branches=2)
+        forward = bout.model.forward
+        bout.model.forward = lambda index: forward(index) + torch.rand(len(index), 3)
+        for turn in (1, 2):
+            race = bout.race(turn)
+            (entrant,) = race.enter([(0.5, 0.5)], vertices(2))
+            with bout.reader.ready(bout.model):
+                while not entrant.is_complete:
+                    entrant.extend()
+            whole = bout.reader.read(bout.model_of((0.5, 0.5)), entrant.order)
+            assert torch.equal(entrant.rows.costs[entrant.order], whole.costs)
+            assert torch.equal(entrant.rows.rank[entrant.order], whole.rank)
+
+    def test_a_turn_is_some_chunks_and_bounds_fall_to_the_score(self) -> None:
+        bout = Bout(1, fm.nll, size=40, branches=2)
+        for turn in (1, 3):
+            race = bout.race(turn)
+            (entrant,) = race.enter([(0.5, 0.5)], ())
+            assert entrant.order == list(range(40))
+            assert entrant.bound == bout.criterion.score({"nll": 0.0})
+            bounds, sizes = [entrant.bound], [0]
+            with evaluating(bout.model):
+                while not entrant.is_complete:
+                    assert race.metrics((0.5, 0.5)) == {}
+                    entrant.extend()
+                    bounds.append(entrant.bound)
+                    sizes.append(entrant.done)
+            assert bounds == sorted(bounds, reverse=True)
+            assert sizes == [*range(0, 40, turn * bout.reader.chunk), 40]
+            assert entrant.bound == bout.score((0.5, 0.5)) == bout.criterion.score(race.metrics((0.5, 0.5)))
+            assert race.metrics((0.2, 0.8)) == {}
+            assert race.examples == {"evaluated": 40, "bound": 0, "full": 40}
+            entrant.ask()
+            assert race.examples == {"evaluated": 40, "bound": 40, "full": 40}
+
+    def test_a_loser_needs_as_many_examples_as_prove_it_and_never_fewer_than_before(self) -> None:
+        bout = Bout(1, fm.accuracy, size=40, branches=2)
+        race = bout.race()
+        (entrant,) = race.enter([(0.5, 0.5)], vertices(2))
+        with evaluating(bout.model):
+            while not entrant.is_complete:
+                entrant.extend()
+        costs = entrant.rows.costs[entrant.order, 0].tolist()
+        errors = int(sum(costs))
+        assert errors > 2
+        for lost, is_preferred in ((1, False), (2, False), (2, True), (1, True)):
+            winner = 1 - lost / 40 if is_preferred else 1 - (lost - 0.5) / 40
+            before = entrant.needed
+            entrant.lose(winner, is_preferred=is_preferred)
+            enough = next(n for n in range(41) if sum(costs[:n]) >= lost + is_preferred)
+            assert entrant.needed == max(before, enough)
+
+    def test_several_metrics_rank_examples_in_units_of_their_means(self) -> None:
+        bout = Bout(2, METRICS["several"], size=30, branches=2)
+        bout.logits[1][:, 0] *= 100  # so that the metrics have different units
+        race = bout.race()
+        (entrant,) = race.enter([(0.5, 0.5)], vertices(2))
+        rank = sum(race._branch_costs[v].rank for v in vertices(2))
+        hardness = (rank / rank.mean(0)).sum(1).tolist()
+        assert entrant.order == sorted(range(30), key=lambda i: (-hardness[i], i))
 
     def test_turns_are_short_where_a_forward_pass_is_dear_and_whole_passes_where_it_is_cheap(self) -> None:
         def reader(inputs: Tensor) -> CostReader:
@@ -194,6 +257,63 @@ class TestExampleRace:
         assert turn_length(conv, reader(images), sum(p.numel() for p in conv.parameters())) == 1
         lookup = nn.Sequential(nn.Embedding(100_000, 8), nn.Flatten(), nn.Linear(32, 3))
         assert turn_length(lookup, reader(words), sum(p.numel() for p in lookup.parameters())) == 10
+        # A chunk takes 500,000 multiply-adds and those of its ten examples; a merged number counts as 60.
+        work = 500_000 + 10 * 32 * 3
+        for chunks in (1, 2, 3, 9):
+            assert turn_length(lookup, reader(words), chunks * work // 60) == chunks
+            assert turn_length(lookup, reader(words), chunks * work // 60 + 1) == chunks + 1
+        assert turn_length(lookup, reader(words), 0) == 1
+        assert turn_length(lookup, reader(words[:95]), 10**9) == 10
+
+
+class TestCountOperations:
+    def test_a_layer_takes_its_weights_once_for_each_number_of_an_output_channel(self) -> None:
+        inputs = {1: torch.zeros(5, 4, 9), 2: torch.zeros(5, 4, 9, 9), 3: torch.zeros(5, 4, 9, 9, 9)}
+        for dims in (1, 2, 3):
+            forward = getattr(nn, f"Conv{dims}d")(4, 6, 3)
+            back = getattr(nn, f"ConvTranspose{dims}d")(4, 6, 3)
+            assert count_operations(forward, lambda m=forward, x=inputs[dims]: m(x)) == 5 * 7**dims * 4 * 6 * 3**dims
+            assert count_operations(back, lambda m=back, x=inputs[dims]: m(x)) == 5 * 11**dims * 4 * 6 * 3**dims
+        linear = nn.Linear(4, 6)
+        assert count_operations(linear, lambda: linear(torch.zeros(5, 2, 4))) == 5 * 2 * 4 * 6
+        assert count_operations(linear, lambda: None) == 0
+
+    def test_layers_count_as_often_as_they_run_and_others_do_not(self) -> None:
+        net = nn.Sequential(nn.Embedding(50, 8), nn.Linear(8, 8), nn.BatchNorm1d(3), nn.ReLU())
+        shared = nn.Sequential(net, net[1])
+        assert count_operations(shared, lambda: shared(torch.zeros(5, 3, dtype=torch.long))) == 2 * 5 * 3 * 64
+
+    def test_no_hook_stays_even_if_the_call_fails(self) -> None:
+        linear = nn.Linear(4, 6)
+        with pytest.raises(RuntimeError):
+            count_operations(linear, lambda: linear(torch.zeros(5, 3)))
+        assert not linear._forward_hooks
+
+    def test_a_layer_whose_answer_is_no_tensor_counts_nothing(self) -> None:
+        class Both(nn.Linear):
+            def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+                return super().forward(inputs), inputs
+
+        both = Both(4, 6)
+        assert count_operations(both, lambda: both(torch.zeros(5, 4))) == 0
+
+
+def test_certainty_counts_the_draws_that_one_candidate_wins_with_replacement():
+    bout = Bout(1, METRICS["uneven"], size=31, branches=2, part=12)
+    race = bout.race()
+    ours, theirs = (0.5, 0.5), (0.0, 1.0)
+    with evaluating(bout.model):
+        share = race.certainty(ours, theirs, seed=5, resamples=50)
+    draw, wins = torch.Generator().manual_seed(5), 0
+    rows = {each: race._all_costs(each)[race.indices, 0] for each in (ours, theirs)}
+    for _ in range(50):
+        chosen = torch.randint(12, (12,), generator=draw)
+        total = race.counts[race.indices][chosen].sum()
+        means = [(rows[each][chosen].sum() / total).item() for each in (ours, theirs)]
+        wins += means[0] < means[1]
+    assert 0 < wins < 50
+    assert share == wins / 50
+    assert race.certainty(ours, theirs, seed=5) == race.certainty(ours, theirs, seed=5, resamples=1000)
 
 
 def test_certainty_is_the_share_of_resamples_that_are_won():
