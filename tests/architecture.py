@@ -193,9 +193,9 @@ Three habits explain the rest:
 3. **Workers return, they never print.** Events go to the record and to the `observe` callback; progress bars and tables
    are made from events and records."""
 
-_NEWCOMER = """Questions in users' words, none of which is in the path. Somebody who had never seen the package was given
-the list of files alone, and named the right one for 19 of the 20; for the one about candidates it was
-`race_over_examples` instead of `race`, which it calls."""
+_NEWCOMER = """Questions in users' words, none of which is in the path. Somebody who had never seen the package was
+given the list of files alone, and named the right one for 19 of the 20; for the one about candidates it was
+`race_over_examples` instead of `race`."""
 
 
 if __name__ == "__main__":

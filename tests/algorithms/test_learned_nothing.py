@@ -49,6 +49,14 @@ def test_a_target_that_no_branch_trains_needs_no_label() -> None:
     assert run.coefficients
 
 
+def test_a_target_that_a_short_run_never_drew_is_no_failure() -> None:
+    stream = fm.Stream(TensorDataset(*examples(16, 1)), no_target, TASKS, 8)
+    problem = fm.Problem("tgt", {"all": stream}, evaluation(), weights="sampling")
+    assert fit(fm.Joint(), problem, steps=2).rounds
+    with pytest.raises(fm.RunFailed, match="learned"):
+        fit(fm.ForkMerge(interval=4), problem)  # whose target-only branch draws nothing else
+
+
 def test_branches_that_are_all_faulty_in_every_round_fail_and_the_step_is_named() -> None:
     message = (
         r"every branch was faulty in all 3 rounds. In round 1, branch 'alone': its training loss of tgt is not finite "
