@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 import forkmerge as fm
 from command_line import error_of, invoke
+from forkmerge.cli.commands import app
 
 
 @pytest.mark.parametrize("words", ["--help", "--version", "run --help", "methods --help", "compare --help", "new x.py"])
@@ -31,9 +34,45 @@ def test_torch_is_not_imported_before_it_is_needed(words: str, tmp_path: Path) -
 def test_every_command_explains_itself_and_the_version_is_the_package_s() -> None:
     assert invoke("--version").stdout == f"forkmerge {fm.__version__}\n"
     listed = invoke("--help").stdout
-    for name in ("demo", "run", "resume", "runs", "show", "export", "new", "compare", "methods", "diagnose", "report"):
+    for name in _COMMANDS:
         assert name in listed
-        assert invoke(name, "--help").stdout
+
+
+_COMMANDS = ("demo", "run", "resume", "runs", "show", "export", "new", "compare", "methods", "diagnose", "report")
+
+
+@pytest.mark.parametrize("name", _COMMANDS)
+def test_help_shows_every_word_of_every_option_and_no_type_of_a_flag(name: str) -> None:
+    """What rich takes for markup, such as [compare] or [default: …], was lost, and flags were <bool>."""
+    shown = " ".join(invoke(name, "--help").stdout.split())
+    assert "<bool>" not in shown
+    assert "<int range>" not in shown
+    entry = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]  # a group
+    for text in (entry.help, *(getattr(option, "help", None) for option in entry.params)):
+        assert _joined(text or "") in _joined(shown)
+
+
+def _joined(text: str) -> str:
+    return "".join(text.split())  # lines are folded, also at hyphens
+
+
+def test_help_speaks_of_the_command_by_the_name_it_was_called_by(tmp_path: Path) -> None:
+    """What is printed can be pasted: through ./run, from an environment that is not active, as a module."""
+    environment = {key: value for key, value in os.environ.items() if key != "FORKMERGE_COMMAND"}
+    script = tmp_path / "bin" / "forkmerge"
+    script.parent.mkdir()
+    script.write_text("import forkmerge.cli\nforkmerge.cli.main()\n")
+
+    def usage(*words: object, **more: str) -> str:
+        called = [sys.executable, *map(str, words), "methods", "--help"]
+        done = subprocess.run(called, env={**environment, **more}, capture_output=True, text=True, check=True)
+        return done.stdout.splitlines()[0]
+
+    assert usage(script).startswith(f"Usage: {script} methods ")
+    assert usage("-m", "forkmerge.cli").startswith(f"Usage: {sys.executable} -m forkmerge.cli methods ")
+    assert usage("-m", "forkmerge.cli", FORKMERGE_COMMAND="./run").startswith("Usage: ./run methods ")
+    script.chmod(0o755)
+    assert usage(script, PATH=str(script.parent)).startswith("Usage: forkmerge methods ")
 
 
 @pytest.mark.parametrize(

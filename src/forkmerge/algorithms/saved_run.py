@@ -102,7 +102,9 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
     with RunFolder.open(folder, lock=False) as store:
         result = store.result()
     if result is None:
-        raise StoreError(f"{folder} is not finished: continue it with `{command(f'resume {folder}')}`.")
+        raise StoreError(
+            f"{folder} is not finished: continue it with `{command(f'resume {shlex.quote(str(folder))}')}`."
+        )
     return Run.from_json(result)
 
 

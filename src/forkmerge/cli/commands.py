@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 
 from forkmerge._version import __version__
 from forkmerge.cli.terminal import say, stderr
-from forkmerge.errors import ForkMergeError
+from forkmerge.errors import ForkMergeError, command
 
 _WORDS = "forkmerge.words"  # what was typed, in the context that all commands share
 
@@ -39,13 +39,14 @@ app = typer.Typer(
     help="Make a target task better with auxiliary tasks: fork, train, merge what helps, repeat.",
     no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode=None,  # which would take [compare] in a help text for markup, and shows a type for every flag
     pretty_exceptions_enable=False,
 )
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
 ProblemArgument = Annotated[str, typer.Argument(metavar="PROBLEM", help="A recipe: PROBLEM.toml or module:function.")]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
-BranchWorkers = Annotated[int | None, typer.Option(min=1, help="Processes that train branches.")]
+BranchWorkers = Annotated[int | None, typer.Option(min=1, metavar="N", help="Processes that train branches.")]
 
 
 def _settings(example: str) -> Any:
@@ -75,9 +76,9 @@ def _options(
 @app.command()
 def demo(
     ctx: typer.Context,
-    seeds: Annotated[int, typer.Option(min=1, help="Repetitions of every method.")] = 10,
-    workers: Annotated[int, typer.Option(min=1, help="Processes.")] = 2,
-    out: Annotated[Path | None, typer.Option(help="Folder for figure and results.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, metavar="N", help="Repetitions of every method.")] = 10,
+    workers: Annotated[int, typer.Option(min=1, metavar="N", help="Processes.")] = 2,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for figure and results.")] = None,
     as_json: Json = False,
 ) -> None:
     """Compare ForkMerge with other training, on real data, offline."""
@@ -90,13 +91,15 @@ def demo(
 def run(
     ctx: typer.Context,
     problem: ProblemArgument,
-    out: Annotated[Path | None, typer.Option(help="Folder of the run.  [default: a new one in runs/]")] = None,
-    algorithm: Annotated[
-        str | None, typer.Option(help="ForkMerge, Joint, SingleTask, PostTrain or WeightGrid.")
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder of the run.  [default: a new one in runs/]")
     ] = None,
-    target: Annotated[str | None, typer.Option(help="The target task.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Training steps.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of all randomness.")] = None,
+    algorithm: Annotated[
+        str | None, typer.Option(metavar="NAME", help="ForkMerge, Joint, SingleTask, PostTrain or WeightGrid.")
+    ] = None,
+    target: Annotated[str | None, typer.Option(metavar="TASK", help="The target task.")] = None,
+    steps: Annotated[int | None, typer.Option(metavar="N", help="Training steps.")] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Seed of all randomness.")] = None,
     workers: BranchWorkers = None,
     settings: Annotated[list[str] | None, _settings("algorithm.interval=200")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would do and cost, and stop.")] = False,
@@ -174,17 +177,25 @@ def compare(
         str | None,
         typer.Option(
             metavar="WORD[KEY=VALUE,…],…",
-            help="Words of `forkmerge methods`, comma-separated, with options; paper: the paper's sixteen; all.  "
+            help=f"Words of `{command('methods')}`, comma-separated, with options; paper: the paper's sixteen; all.  "
             "[default: paper]",
         ),
     ] = None,
     targets: Annotated[
-        str | None, typer.Option(help="Target tasks, comma-separated, or all.  [default: the recipe's own]")
+        str | None,
+        typer.Option(metavar="TASK,…", help="Target tasks, comma-separated, or all.  [default: the recipe's own]"),
     ] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="Repetitions: seeds 0, 1, ….  [default: 5]")] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes, of one thread each.  [default: 2]")] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Repetitions: seeds 0, 1, ….  [default: 5]")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Processes, of one thread each.  [default: 2]")
+    ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of the comparison; one that exists is continued.  [default: in runs/]")
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Folder of the comparison; one that exists is continued.  [default: in runs/]"
+        ),
     ] = None,
     tune: Annotated[
         list[str] | None,
@@ -193,7 +204,7 @@ def compare(
         ),
     ] = None,
     tune_seeds: Annotated[
-        int | None, typer.Option(min=1, help="Seeds that the choice is made with.  [default: 1]")
+        int | None, typer.Option(min=1, metavar="N", help="Seeds that the choice is made with.  [default: 1]")
     ] = None,
     equal_labels: Annotated[
         bool | None,
@@ -236,7 +247,7 @@ def compare(
 @app.command()
 def methods(
     name: Annotated[
-        str | None, typer.Argument(metavar="[METHOD]", help="Everything about one method.", show_default=False)
+        str | None, typer.Argument(metavar="METHOD", help="Everything about one method.", show_default=False)
     ] = None,
     as_json: Json = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown, for a document.")] = False,
@@ -254,12 +265,15 @@ def methods(
 def diagnose(
     ctx: typer.Context,
     problem: ProblemArgument,
-    target: Annotated[str | None, typer.Option(help="The target task.  [default: the recipe's own]")] = None,
-    budget: Annotated[str, typer.Option(help="Time to spend, e.g. 90s, 20m or 1.5h.")] = "20m",
-    out: Annotated[
-        Path | None, typer.Option(help="Folder of the diagnosis; one that exists is continued.  [default: in runs/]")
+    target: Annotated[
+        str | None, typer.Option(metavar="TASK", help="The target task.  [default: the recipe's own]")
     ] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Processes, of one thread each.")] = 2,
+    budget: Annotated[str, typer.Option(metavar="TIME", help="Time to spend, e.g. 90s, 20m or 1.5h.")] = "20m",
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder of the diagnosis; one that exists is continued.  [default: in runs/]"),
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, metavar="N", help="Processes, of one thread each.")] = 2,
     settings: Annotated[list[str] | None, _settings("steps=500")] = None,
     as_json: Json = False,
 ) -> None:
@@ -285,7 +299,9 @@ def report(
     ],
     out: Annotated[
         Path | None,
-        typer.Option(help="The page; or, with --figure, fig.pdf, .svg or .png.  [default: report.html in DIR]"),
+        typer.Option(
+            metavar="FILE", help="The page; or, with --figure, fig.pdf, .svg or .png.  [default: report.html in DIR]"
+        ),
     ] = None,
     figure: Annotated[
         str | None, typer.Option(metavar="NAME", help="Draw one figure for a paper instead of the page.")

@@ -43,7 +43,7 @@ def diagnose_problem(
                 workers=workers,
                 watch=watch,
                 say=lambda text: say(console, text),
-                command=f"forkmerge {typed}",
+                command=command(typed),
             )
     if as_json:
         print_json({"folder": str(folder), **diagnosis.to_json()})

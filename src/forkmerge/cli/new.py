@@ -15,6 +15,8 @@ def write_example(path: Path) -> None:
     if path.suffix != ".py" or not path.stem.isidentifier():
         raise ConfigError(f"{path} must be importable: give a name such as my_problem.py.")
     text = resources.files("forkmerge").joinpath("cli/templates/my_problem.py").read_text("utf-8")
+    for words in ("run", "show"):  # `runs` begins like the first
+        text = text.replace(f"forkmerge {words}", command(words))
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text.replace("my_problem", path.stem))

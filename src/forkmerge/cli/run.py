@@ -37,7 +37,7 @@ def start_run(
     """Train on a problem; `typed` is what to type to do it again."""
     with stdout_for_json(as_json):
         recipe = load_recipe(problem, overrides)
-    recipe = replace(recipe, source={**recipe.source, "command": f"forkmerge {typed}", "workers": workers})
+    recipe = replace(recipe, source={**recipe.source, "command": command(typed), "workers": workers})
     _train(recipe, out or _free_folder(problem, recipe), workers=workers, resume=False, as_json=as_json)
 
 

@@ -18,6 +18,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from shlex import quote
 from typing import Any, BinaryIO, Literal
 
 from torch import Tensor
@@ -62,7 +63,7 @@ class RunFolder:
             raise StoreError(f"config.{next(iter(tensors))}: a config cannot hold a tensor.")
         with explained(f"create the run folder {path}"):
             if not atomic_files.is_unused(path):
-                advice = f"choose another folder or continue it with `{command(f'resume {path}')}`"
+                advice = f"choose another folder or continue it with `{command(f'resume {quote(str(path))}')}`"
                 raise StoreError(f"{path} exists and is not an empty folder: {advice}.")
             path.mkdir(parents=True, exist_ok=True)
             with ExitStack() as release:
@@ -163,7 +164,9 @@ class RunFolder:
         """Return the model of a finished run, verified against the checksum in result.json."""
         path = self.path / "result.json"
         if not path.exists():
-            raise StoreError(f"{self.path} is not finished: continue it with `{command(f'resume {self.path}')}`.")
+            raise StoreError(
+                f"{self.path} is not finished: continue it with `{command(f'resume {quote(str(self.path))}')}`."
+            )
         try:
             atomic_files.verify(self.path, _read_json(path)["files"])
             return atomic_files.read_tensors(self.path / "model.safetensors")
@@ -320,6 +323,6 @@ def _parse(data: bytes, name: str) -> Any:
 def _config_of(run: Path) -> Path:
     if not (run / "config.json").is_file():
         if (run / "plan.json").is_file():
-            raise StoreError(f"{run} is a comparison: `{command(f'compare {run}')}` shows it.")
+            raise StoreError(f"{run} is a comparison: `{command(f'compare {quote(str(run))}')}` shows it.")
         raise StoreError(f"{run} is not a run folder: it holds no config.json.")
     return run / "config.json"
