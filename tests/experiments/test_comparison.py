@@ -12,6 +12,7 @@ import pytest
 
 import compare_problem
 import forkmerge as fm
+from _asserts import assert_same_bits, bits
 from compare_problem import recipe
 from forkmerge.algorithms.equal_compute import Scaled
 from forkmerge.engine.executors import devices
@@ -21,7 +22,7 @@ from forkmerge.experiments.comparison import Comparison, _target_folder, plan_co
 from forkmerge.experiments.comparison_run import safe_name
 from forkmerge.experiments.run_results import RunResult, read_run_results
 from forkmerge.report.comparison_tables import summary_from, tables_from, write_tables
-from problems import Stopped, bits, counting_steps, same_bits
+from problems import Stopped, counting_steps
 
 PROBLEM = "compare_problem:recipe"
 
@@ -71,7 +72,7 @@ def test_runs_are_what_fit_gives_and_share_their_seed(tmp_path):
         alone = by_hand(algorithms[method], seed, target)
         with RunFolder.open(tmp_path / outcome.folder, lock=False) as store:
             kept = store.model_tensors()
-            assert same_bits(bits(alone), {name: kept[name] for name in bits(alone)})
+            assert_same_bits(bits(alone), {name: kept[name] for name in bits(alone)})
         test = recipe(seed).problem.evaluations("test")[target]
         assert outcome.metrics == fm.measure(alone.model, test, seed=seed)
         assert outcome.validation == alone.metrics

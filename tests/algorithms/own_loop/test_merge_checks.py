@@ -8,8 +8,9 @@ import warnings
 import pytest
 
 import forkmerge as fm
+from _asserts import assert_same_bits
 from forked_training import BRANCHES, score, sgd, step, train
-from problems import plain_net, same_bits, seeded
+from problems import plain_net, seeded
 
 
 def forked() -> fm.Fork:
@@ -75,4 +76,4 @@ def test_a_fork_that_goes_on_from_its_state_checks_what_it_would_have_checked() 
     again.load_state_dict(stored)
     with pytest.raises(fm.ProblemError, match="different numbers of optimizer steps"):
         again.merge(score)
-    assert same_bits(again["joint"].model, fork["joint"].model)
+    assert_same_bits(again["joint"].model, fork["joint"].model)
