@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from forkmerge.algorithms.run_record import Run, rounds_table
 from forkmerge.algorithms.saved_run import read_run
 from forkmerge.algorithms.table_data import show_metrics, show_number, show_share, word_table
-from forkmerge.engine.storage.atomic_files import TEMPORARY, explained, fingerprint, write_file, write_tensors
+from forkmerge.engine.storage.atomic_files import explained, fingerprint, replacing, write_file, write_tensors
 from forkmerge.engine.storage.json_codec import encode, plain
 from forkmerge.engine.storage.run_folder import RunFolder
 from forkmerge.errors import StoreError
@@ -39,21 +38,16 @@ def export_run(folder: str | os.PathLike[str], out: str | os.PathLike[str]) -> P
             raise StoreError(f"{out} exists and is not an empty folder: choose another one to export to.")
         with RunFolder.open(folder, lock=False) as store:
             config, tensors = store.config, store.model_tensors()
-        temporary = out.parent / f"{TEMPORARY}{out.name}"
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-        try:
-            write_tensors(temporary / "model.safetensors", tensors)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(out) as unfinished:
+            unfinished.mkdir()
+            write_tensors(unfinished / "model.safetensors", tensors)
             card = make_card(run, config, Path(folder).resolve().name)
-            card["files"] = {"model.safetensors": fingerprint(temporary / "model.safetensors")}
-            write_file(temporary / "card.json", encode(plain(card), 2))
-            write_file(temporary / "README.md", card_text(card, run).encode())
+            card["files"] = {"model.safetensors": fingerprint(unfinished / "model.safetensors")}
+            write_file(unfinished / "card.json", encode(plain(card), 2))
+            write_file(unfinished / "README.md", card_text(card, run).encode())
             if out.is_dir():
                 out.rmdir()
-            temporary.rename(out)
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
     return out
 
 

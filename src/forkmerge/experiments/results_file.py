@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from forkmerge.engine.storage.atomic_files import explained, read_versioned, write_atomically
+from forkmerge.engine.storage.atomic_files import check_entries, explained, read_versioned, write_atomically
 from forkmerge.errors import StoreError
 from forkmerge.experiments.run_results import FORMAT, RunResult, read_plan, read_run_results
 
@@ -27,6 +27,8 @@ def read_comparison(source: str | os.PathLike[str]) -> tuple[dict[str, Any], lis
     path = Path(source)
     if path.is_file():
         return _read_file(path)
+    with explained(f"read {path}"):
+        check_entries(path)
     plan = read_plan(path)
     if plan is None:
         raise StoreError(f"{path} is not the folder of a comparison: it holds no plan.json.")

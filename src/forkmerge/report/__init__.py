@@ -6,7 +6,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from forkmerge.engine.storage.atomic_files import explained, write_atomically
+from forkmerge.engine.storage.atomic_files import check_entries, explained, write_atomically
 from forkmerge.errors import ConfigError, StoreError, command, unknown_name
 from forkmerge.report.figure import Axis, Figure, Heat, Panel, Series, figure_csv
 from forkmerge.report.page import Page, Section, to_html
@@ -34,6 +34,8 @@ def page_from(folder: str | os.PathLike[str]) -> Page:
 
     Results that `save_result` kept there come last.
     """
+    with explained(f"read {folder}"):
+        check_entries(Path(folder))
     page = _page_of(Path(folder))
     taken, items = page.figures, []
     for item in saved_items(Path(folder)):

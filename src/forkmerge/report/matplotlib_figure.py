@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from forkmerge.engine.storage.atomic_files import replacing
 from forkmerge.errors import ConfigError, unknown_name
 from forkmerge.report.colours import GAIN, NEGATIVE, POSITIVE, SHARE, style
 from forkmerge.report.figure import Axis, Figure, Panel, Series
@@ -48,7 +49,8 @@ def draw(figure: Figure, path: Path) -> None:
             names = [f" {name}" if name.startswith("_") else name for name in map(shorten, handles)]
             canvas.legend(handles.values(), names, loc="outside lower center", ncols=min(4, len(names)), frameon=False)
         canvas.suptitle(figure.title, fontsize=11)
-        canvas.savefig(path, format=form, dpi=200)
+        with replacing(path) as unfinished, unfinished.open("xb") as file:
+            canvas.savefig(file, format=form, dpi=200)
 
 
 def _height(panel: Panel) -> float:

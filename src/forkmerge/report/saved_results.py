@@ -14,7 +14,7 @@ from typing import Any
 from forkmerge.algorithms.table_data import Cell, Column, Table, show_shares
 from forkmerge.analysis import merge_results as merges
 from forkmerge.analysis import results as transfer
-from forkmerge.engine.storage.atomic_files import explained, write_atomically
+from forkmerge.engine.storage.atomic_files import check_entries, explained, write_atomically
 from forkmerge.engine.storage.json_codec import encode, plain
 from forkmerge.engine.storage.records import Record
 from forkmerge.errors import ConfigError, StoreError, check_name, unknown_name
@@ -39,6 +39,7 @@ def save_result(folder: str | os.PathLike[str], name: str, result: Record) -> Pa
         raise ConfigError(unknown_name("result", kind, _SHOWN))
     analyses = Path(folder) / PLACE
     with explained(f"make the folder {analyses}"):
+        check_entries(Path(folder))
         analyses.mkdir(parents=True, exist_ok=True)
     path = analyses / f"{check_name('result', name)}.json"
     write_atomically(path, encode(plain({"kind": kind, "result": result}), 2))

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import re
+import socket
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +34,100 @@ def test_write_atomically_replaces_all_or_nothing(tmp_path: Path, faults: Faults
     with pytest.raises(Killed):
         write_atomically(path, b"newer")
     assert path.read_bytes() == b"old"
+    (leftover,) = names(tmp_path) - {"file"}
+    assert leftover.startswith(".tmp-file-")
+    faults.arm(1, "torn", OSError(28, "No space left on device"))
+    with pytest.raises(StoreError, match=rf"^cannot write {path}: No space left on device\.$"):
+        write_atomically(path, b"newer")
+    faults.arm(2, "before", KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        write_atomically(path, b"newer")
     faults.disarm()
     write_atomically(path, b"newer")
     assert path.read_bytes() == b"newer"
+    assert names(tmp_path) == {"file", leftover}, "only a kill leaves anything"
+    atomic_files.remove_unfinished(tmp_path)
     assert names(tmp_path) == {"file"}
+
+
+def test_the_name_of_what_is_unfinished_cannot_be_guessed_and_keeps_its_ending(tmp_path: Path) -> None:
+    seen: list[Path] = []
+    for _ in range(2):
+        with atomic_files.replacing(tmp_path / "fig.pdf") as unfinished:
+            unfinished.write_text("x")
+            seen.append(unfinished)
+    assert all(re.fullmatch(r"\.tmp-fig-[0-9a-f]{16}\.pdf", path.name) for path in seen)
+    assert seen[0] != seen[1]
+    assert names(tmp_path) == {"fig.pdf"}
+    with atomic_files.replacing(tmp_path / ("ä" * 120 + ".txt")) as unfinished:  # 244 bytes, of at most 255
+        unfinished.write_text("x")
+
+
+def test_a_link_in_place_of_a_file_is_neither_followed_nor_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    precious, path = tmp_path / "precious", tmp_path / "file"
+    precious.write_text("mine")
+    path.symlink_to(precious)
+    write_atomically(path, b"new")
+    assert (precious.read_text(), path.read_text(), path.is_symlink()) == ("mine", "new", False)
+    monkeypatch.setattr(atomic_files.secrets, "token_hex", lambda count: "guessed")
+    (tmp_path / ".tmp-file-guessed").symlink_to(precious)
+    with pytest.raises(StoreError, match="File exists"):
+        write_atomically(path, b"newer")
+    for write in (atomic_files.write_file, write_tensors):
+        link = tmp_path / write.__name__
+        link.symlink_to(precious)
+        with pytest.raises(FileExistsError):
+            write(link, {} if write is write_tensors else b"")  # type: ignore[operator]
+    assert (precious.read_text(), path.read_text()) == ("mine", "new")
+
+
+def test_links_are_removed_and_what_they_lead_to_stays(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/file").touch()
+    for name in ("link", ".tmp-link"):
+        (tmp_path / name).symlink_to(tmp_path / "folder")
+    atomic_files.remove(tmp_path / "link")
+    atomic_files.remove_unfinished(tmp_path)
+    assert names(tmp_path) == {"folder", "folder/file"}
+
+
+def test_a_folder_with_anything_but_files_and_folders_is_refused_by_name(tmp_path: Path) -> None:
+    deep = tmp_path / "run" / "checkpoints" / "1"
+    deep.mkdir(parents=True)
+    (deep / "state").touch()
+    (tmp_path / "to the run").symlink_to(tmp_path / "run")
+    atomic_files.check_entries(tmp_path / "run")
+    atomic_files.check_entries(tmp_path / "to the run")  # who was asked for it said so
+    atomic_files.check_entries(tmp_path / "absent")
+
+    def refused(path: Path, kind: str) -> None:
+        with pytest.raises(StoreError, match=rf"^{path} is a {kind}: .* holds files and folders only\. Remove it\.$"):
+            atomic_files.check_entries(tmp_path / "run")
+        path.unlink()
+
+    for target in (deep, deep / "state", tmp_path / "absent"):
+        (tmp_path / "run/entry").symlink_to(target)
+        refused(tmp_path / "run/entry", "link")
+    os.mkfifo(deep / "pipe")
+    refused(deep / "pipe", "pipe")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(os.path.relpath(deep / "s"))  # the whole path may be too long for a socket
+        refused(deep / "s", "socket")
+    atomic_files.check_entries(tmp_path / "run")
+
+
+def test_a_folder_nested_too_deep_for_recursion_is_looked_through(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    for _ in range(1200):
+        os.mkdir("a")
+        os.chdir("a")
+    os.symlink("/", "link")
+    os.chdir(tmp_path)
+    with pytest.raises(StoreError, match="link is a link"):
+        atomic_files.check_entries(tmp_path)
+    subprocess.run(["rm", "-r", "a"], check=True)  # which pytest's own recursion could not
 
 
 def test_a_sealed_file_notices_a_flipped_bit_in_any_byte(tmp_path: Path) -> None:
@@ -56,14 +150,14 @@ def test_a_tensor_file_keeps_every_dtype_and_shape(tmp_path: Path) -> None:
         if dtype is torch.complex128:  # the format does not have it; `pack` takes it apart
             continue
         written = {str(shape): make_tensor(dtype, shape) for shape in [(), (0,), (2, 0), (5,), (2, 3)]}
-        write_tensors(tmp_path / "t.safetensors", written)
-        read = read_tensors(tmp_path / "t.safetensors")
+        write_tensors(tmp_path / f"{dtype}.safetensors", written)
+        read = read_tensors(tmp_path / f"{dtype}.safetensors")
         assert identical(dict(sorted(read.items())), dict(sorted(written.items()))), dtype
 
 
 def test_a_tensor_file_is_what_the_safetensors_library_reads_and_every_tensor_in_it_is_aligned(tmp_path: Path) -> None:
-    path = tmp_path / "t.safetensors"
     for longer in range(9):  # headers of every length
+        path = tmp_path / f"{longer}.safetensors"
         written = {f"{n} {dtype}": make_tensor(dtype, (n,)) for n in (1, 3) for dtype in (torch.int8, torch.float64)}
         written["half" + longer * "x"] = make_tensor(torch.float16, (5,))
         write_tensors(path, written)
@@ -174,16 +268,16 @@ def test_files_and_folders_are_removed_and_absent_ones_are_no_error(tmp_path: Pa
 
 def test_a_discarded_folder_is_renamed_before_it_is_emptied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "folder"
-    for leftover in (folder, tmp_path / ".tmp-old-folder"):  # the second as a kill in an earlier call leaves it
-        leftover.mkdir()
-        (leftover / "file").touch()
+    folder.mkdir()
+    (folder / "file").touch()
     atomic_files.discard(folder)
     assert names(tmp_path) == set()
     atomic_files.discard(folder)
     folder.mkdir()
     monkeypatch.setattr(atomic_files.shutil, "rmtree", lambda *arguments, **options: None)
     atomic_files.discard(folder)
-    assert names(tmp_path) == {".tmp-old-folder"}
+    (leftover,) = names(tmp_path)
+    assert leftover.startswith(".tmp-folder-")
 
 
 def test_caches_lie_where_the_user_keeps_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,7 +292,7 @@ def test_a_folder_is_unused_until_it_holds_more_than_a_kill_leaves(tmp_path: Pat
     folder = tmp_path / "run"
     assert atomic_files.is_unused(folder)
     folder.mkdir()
-    for name in ("lock", ".tmp-config.json"):
+    for name in ("lock", ".tmp-config.json", ".tmp-config-0123.json"):
         assert atomic_files.is_unused(folder)
         (folder / name).touch()
     assert atomic_files.is_unused(folder)

@@ -1,11 +1,13 @@
-"""Files that survive a kill: written under another name, synced, renamed, and verified when read."""
+"""Files that survive a kill: written under another name, synced, renamed, verified when read; no link is followed."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import secrets
 import shutil
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -74,7 +76,7 @@ def _save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
         header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
+    with path.open("xb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for _, tensor in ordered:
             plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
@@ -95,14 +97,14 @@ def sync(file: BinaryIO) -> None:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write and sync a new file."""
-    with path.open("wb") as file:
+    """Write and sync a new file; one that exists, or a link, is an error."""
+    with path.open("xb") as file:
         write(file, data)
         sync(file)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write and sync a safetensors file."""
+    """Write and sync a new safetensors file."""
     try:
         _save_tensors(path, dict(tensors))
     except (KeyError, ValueError, RuntimeError, TypeError) as error:
@@ -127,20 +129,68 @@ def move(source: Path, target: Path) -> None:
     sync_folder(target.parent)
 
 
+def _unfinished(path: Path) -> Path:
+    """Return a name beside `path` that nobody who had the folder before can have guessed, to put a link there."""
+    return path.with_name(f"{TEMPORARY}{path.stem[-50:]}-{secrets.token_hex(8)}{path.suffix[-10:]}")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a name for what takes the place of the file `path` when it is complete; an error leaves nothing of it."""
+    unfinished = _unfinished(path)
+    try:
+        yield unfinished
+        move(unfinished, path)
+    except (Exception, KeyboardInterrupt):  # a full disk must not stay full
+        remove(unfinished)
+        raise
+
+
 def write_atomically(path: Path, data: bytes) -> None:
     """Replace the file `path` by `data`: after a kill it holds either the old bytes or the new ones."""
-    temporary = path.with_name(TEMPORARY + path.name)
-    with explained(f"write {path}"):
-        write_file(temporary, data)
-        move(temporary, path)
+    with explained(f"write {path}"), replacing(path) as unfinished:
+        write_file(unfinished, data)
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a folder, if there is one."""
-    if path.is_dir():
+    """Remove a file, a folder or a link, if there is one."""
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what a kill has left in a folder and in those one level below."""
+    for item in (*folder.glob(f"{TEMPORARY}*"), *folder.glob(f"*/{TEMPORARY}*")):
+        remove(item)
+
+
+def check_entries(folder: Path) -> None:
+    """Refuse a folder that holds anything but files and folders, however deep: it may come from anywhere.
+
+    A link may lead out of the folder, and who opens a pipe waits for ever.
+    """
+    waiting = [os.fspath(folder)]
+    while waiting:
+        try:
+            entries = list(os.scandir(waiting.pop()))
+        except (FileNotFoundError, NotADirectoryError):  # a running run renames its folders
+            continue
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                waiting.append(entry.path)
+            elif not entry.is_file(follow_symlinks=False):
+                raise StoreError(
+                    f"{entry.path} is a {_kind(entry)}: the folder of a run, a comparison or a diagnosis holds files "
+                    "and folders only. Remove it."
+                )
+
+
+def _kind(entry: os.DirEntry[str]) -> str:
+    mode = entry.stat(follow_symlinks=False).st_mode
+    kinds = {stat.S_IFLNK: "link", stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket"}
+    return kinds.get(stat.S_IFMT(mode), "device")
 
 
 def cache_folder(name: str) -> Path:
@@ -150,8 +200,13 @@ def cache_folder(name: str) -> Path:
 
 def is_unused(folder: Path) -> bool:
     """Tell whether there is nothing to protect: no folder, or what a kill while one was made leaves in it."""
-    leftovers = {"lock", f"{TEMPORARY}config.json"}
-    return not folder.exists() or (folder.is_dir() and {item.name for item in folder.iterdir()} <= leftovers)
+    return not folder.exists() or (folder.is_dir() and holds_nothing(folder, "config.json"))
+
+
+def holds_nothing(folder: Path, first: str) -> bool:
+    """Tell whether a folder holds at most what a kill leaves while `first`, the first of its files, is written."""
+    unfinished = TEMPORARY + Path(first).stem
+    return all(name == "lock" or name.startswith(unfinished) for name in os.listdir(folder))
 
 
 def numbered(folder: Path) -> list[Path]:
@@ -162,8 +217,7 @@ def numbered(folder: Path) -> list[Path]:
 def discard(folder: Path) -> None:
     """Remove `folder`, if there is one, never leaving half of it under its name."""
     if folder.exists():
-        rubbish = folder.with_name(f"{TEMPORARY}old-{folder.name}")
-        remove(rubbish)
+        rubbish = _unfinished(folder)
         _rename(folder, rubbish)
         remove(rubbish)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -58,17 +57,12 @@ def convert_once(path: Path, read: Callable[[Path], T | None], write: Callable[[
 
 
 def _make(path: Path, write: Callable[[Path], None]) -> None:
-    start = f"{atomic_files.TEMPORARY}{path.stem}-"
     path.parent.mkdir(parents=True, exist_ok=True)
-    for old in path.parent.glob(f"{start}*"):
+    for old in path.parent.glob(f"{atomic_files.TEMPORARY}{path.stem}-*"):
         touched = max(item.stat().st_mtime for item in (old, *old.glob("*")))
         if time.time() - touched > _LEFTOVER:
             atomic_files.remove(old)
-    temporary = path.with_name(f"{start}{os.getpid()}-{time.time_ns()}{path.suffix}")
-    try:
-        write(temporary)
+    with atomic_files.replacing(path) as unfinished:
+        write(unfinished)
         if path.is_dir():  # a folder cannot be replaced by a rename
             atomic_files.discard(path)
-        atomic_files.move(temporary, path)
-    finally:
-        atomic_files.remove(temporary)

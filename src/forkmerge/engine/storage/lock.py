@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from forkmerge.engine.storage.atomic_files import TEMPORARY, explained
+from forkmerge.engine.storage.atomic_files import check_entries, explained, holds_nothing, remove_unfinished
 from forkmerge.errors import StoreError
 
 try:
@@ -42,10 +41,11 @@ def take_lock(run: Path) -> BinaryIO:
 @contextmanager
 def locked_folder(folder: Path, marker: str) -> Iterator[None]:
     """Hold the lock of a new folder, or of one that holds the file `marker`; one of something else is refused."""
-    leftovers = {"lock", f"{TEMPORARY}{marker}"}  # of a kill while it was made
     with explained(f"make the folder {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
-        if not (folder / marker).exists() and set(os.listdir(folder)) - leftovers:
+        check_entries(folder)
+        if not (folder / marker).exists() and not holds_nothing(folder, marker):
             raise StoreError(f"{folder} holds something else: choose another folder with --out.")
     with take_lock(folder):
+        remove_unfinished(folder)
         yield

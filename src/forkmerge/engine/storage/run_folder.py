@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, Literal
 from torch import Tensor
 
 from forkmerge.engine.storage import atomic_files
-from forkmerge.engine.storage.atomic_files import TEMPORARY, Damage, explained, write_atomically
+from forkmerge.engine.storage.atomic_files import Damage, explained, write_atomically
 from forkmerge.engine.storage.json_codec import JSON, encode, pack, plain, seal, unpack
 from forkmerge.engine.storage.lock import take_lock, try_lock
 from forkmerge.errors import StoreError, command
@@ -66,6 +66,7 @@ class RunFolder:
                 advice = f"choose another folder or continue it with `{command(f'resume {quote(str(path))}')}`"
                 raise StoreError(f"{path} exists and is not an empty folder: {advice}.")
             path.mkdir(parents=True, exist_ok=True)
+            atomic_files.check_entries(path)
             with ExitStack() as release:
                 lock = release.enter_context(take_lock(path))
                 write_atomically(path / "config.json", encode(data, indent=2))
@@ -121,8 +122,7 @@ class RunFolder:
                         atomic_files.remove(aside)
                         atomic_files.move(folder, aside)
             if self._record is not None:
-                for item in (*self.path.glob(f"{TEMPORARY}*"), *self.path.glob(f"*/{TEMPORARY}*")):
-                    atomic_files.remove(item)
+                atomic_files.remove_unfinished(self.path)
                 self._prune()
                 self._record.truncate(offset)
                 atomic_files.sync(self._record)
@@ -146,13 +146,11 @@ class RunFolder:
     def finish(self, result: Mapping[str, Any], model_tensors: Mapping[str, Tensor]) -> None:
         """Write the model and then the result, whose presence means that the run is finished."""
         record, data, model = self._writable(), plain(result), self.path / "model.safetensors"
-        temporary = model.with_name(TEMPORARY + model.name)
-        with explained(f"write {model}"):
+        with explained(f"write {model}"), atomic_files.replacing(model) as unfinished:
             atomic_files.sync(record)
             (self.path / "result.json").unlink(missing_ok=True)
-            atomic_files.write_tensors(temporary, model_tensors)
-            files: dict[str, JSON] = {model.name: atomic_files.fingerprint(temporary)}
-            atomic_files.move(temporary, model)
+            atomic_files.write_tensors(unfinished, model_tensors)
+            files: dict[str, JSON] = {model.name: atomic_files.fingerprint(unfinished)}
         write_atomically(self.path / "result.json", encode({"format": FORMAT, "files": files, "result": data}, 2))
 
     def result(self) -> dict[str, Any] | None:
@@ -206,25 +204,20 @@ class RunFolder:
     def _write_state(self, folder: Path, value: Any) -> None:
         """Write the three files of `folder`, the manifest last, and only then give it its name."""
         record, (data, tensors) = self._writable(), pack(value)
-        temporary = folder.with_name(TEMPORARY + folder.name)
         with explained(f"write {folder}"):
             atomic_files.sync(record)
-            atomic_files.remove(temporary)
-            temporary.mkdir(parents=True)
-            try:
-                atomic_files.write_tensors(temporary / _TENSORS, tensors)
-                atomic_files.write_file(temporary / _STATE, encode(data))
+            folder.parent.mkdir(exist_ok=True)
+            with atomic_files.replacing(folder) as unfinished:
+                unfinished.mkdir()
+                atomic_files.write_tensors(unfinished / _TENSORS, tensors)
+                atomic_files.write_file(unfinished / _STATE, encode(data))
                 names = (_TENSORS, _STATE)
-                files: dict[str, JSON] = {name: atomic_files.fingerprint(temporary / name) for name in names}
+                files: dict[str, JSON] = {name: atomic_files.fingerprint(unfinished / name) for name in names}
                 offset = os.fstat(record.fileno()).st_size
                 manifest = seal({"format": FORMAT, "record_offset": offset, "files": files})
-                atomic_files.write_file(temporary / _MANIFEST, manifest)
-                atomic_files.sync_folder(temporary)
+                atomic_files.write_file(unfinished / _MANIFEST, manifest)
+                atomic_files.sync_folder(unfinished)
                 atomic_files.discard(folder)
-                atomic_files.move(temporary, folder)
-            except Exception:  # a full disk must not stay full
-                atomic_files.remove(temporary)
-                raise
             atomic_files.sync_folder(self.path)
 
 
@@ -321,6 +314,8 @@ def _parse(data: bytes, name: str) -> Any:
 
 
 def _config_of(run: Path) -> Path:
+    with explained(f"read {run}"):
+        atomic_files.check_entries(run)
     if not (run / "config.json").is_file():
         if (run / "plan.json").is_file():
             raise StoreError(f"{run} is a comparison: `{command(f'compare {quote(str(run))}')}` shows it.")
