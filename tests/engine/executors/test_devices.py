@@ -8,6 +8,8 @@ import pytest
 import torch
 
 import forkmerge as fm
+from forkmerge.engine.executors import devices as devices_module
+from forkmerge.engine.executors.devices import on_own_device, own_index, resolve_workers, set_own_index
 from problems import fit, same_bits
 
 
@@ -38,3 +40,21 @@ class TestDevices:
 
     def test_one_device_needs_no_process(self) -> None:
         assert same_bits(fit(devices=["cpu"], workers=1), fit())
+
+
+def test_there_are_as_many_processes_as_devices_unless_somebody_says() -> None:
+    assert [resolve_workers(*each) for each in ((None, None), (None, ["cpu", "cpu"]), (3, ["cpu"]), (2, None))] == [
+        1,
+        2,
+        3,
+        2,
+    ]
+
+
+def test_worker_i_of_independent_calls_has_device_i_modulo_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices_module, "_own_index", 0)
+    assert on_own_device({"devices": ["cuda:0", "cuda:1"], "seed": 3}) == {"devices": ["cuda:0"], "seed": 3}
+    set_own_index(3)
+    assert own_index() == 3
+    assert on_own_device({"devices": ["cuda:0", "cuda:1"]}) == {"devices": ["cuda:1"]}
+    assert on_own_device({"devices": None, "seed": 3}) == {"devices": None, "seed": 3}

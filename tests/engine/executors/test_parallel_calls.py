@@ -35,20 +35,20 @@ def where(job: int, tell: Tell) -> tuple[int, int]:
 
 def collect(jobs: list[int], workers: int) -> tuple[dict[int, Any], list[tuple[int, Any]]]:
     news: list[tuple[int, Any]] = []
-    found = dict(run_calls(work, jobs, workers, lambda index, value: news.append((index, value))))
-    return found, news
+    results = dict(run_calls(work, jobs, workers, lambda index, value: news.append((index, value))))
+    return results, news
 
 
 def test_processes_end_every_job_whatever_the_others_do(monkeypatch, capfd):
     monkeypatch.setenv("MAY_DIE", "1")
-    found, news = collect([1, 2, 3, 4, 5, 6], 2)
-    assert sorted(found) == [0, 1, 2, 3, 4, 5]
-    assert [found[index][0] for index in (0, 4, 5)] == [1, 25, 36]
-    assert all(found[index][1] != os.getpid() for index in (0, 4, 5))
-    assert found[1].error == "two is not possible."
-    assert found[2].error == "KeyError: 'three'"
-    assert "in work" in found[2].details
-    assert found[3].error == "it ended 3 processes, the last with SIGKILL (out of memory?)"
+    results, news = collect([1, 2, 3, 4, 5, 6], 2)
+    assert sorted(results) == [0, 1, 2, 3, 4, 5]
+    assert [results[index][0] for index in (0, 4, 5)] == [1, 25, 36]
+    assert all(results[index][1] != os.getpid() for index in (0, 4, 5))
+    assert results[1].error == "two is not possible."
+    assert results[2].error == "KeyError: 'three'"
+    assert "in work" in results[2].details
+    assert results[3].error == "it ended 3 processes, the last with SIGKILL (out of memory?)"
     for index, job in enumerate([1, 2, 3, 4, 5, 6]):
         calls = 3 if job == 4 else 1  # what its process did not survive is tried again
         assert [value for i, value in news if i == index] == [None, f"at {job}"] * calls
@@ -56,17 +56,17 @@ def test_processes_end_every_job_whatever_the_others_do(monkeypatch, capfd):
 
 
 def test_a_process_knows_its_position():
-    found = set(dict(run_calls(where, [0] * 8, 2)).values())
-    assert {index for index, _ in found} <= {0, 1}
-    assert len({index for index, _ in found}) == len({process for _, process in found})
+    processes = set(dict(run_calls(where, [0] * 8, 2)).values())
+    assert {index for index, _ in processes} <= {0, 1}
+    assert len({index for index, _ in processes}) == len({process for _, process in processes})
     assert own_index() == 0
 
 
 def test_one_worker_calls_here_one_after_the_other():
-    found, news = collect([1, 2, 5], 1)
-    assert found[0] == (1, os.getpid())
-    assert found[2] == (25, os.getpid())
-    assert isinstance(found[1], Failure)
+    results, news = collect([1, 2, 5], 1)
+    assert results[0] == (1, os.getpid())
+    assert results[2] == (25, os.getpid())
+    assert isinstance(results[1], Failure)
     assert news == [(0, None), (0, "at 1"), (1, None), (1, "at 2"), (2, None), (2, "at 5")]
 
 
@@ -88,3 +88,24 @@ def test_threads_are_given_back():
     with using_threads(before + 1):
         assert torch.get_num_threads() == before + 1
     assert torch.get_num_threads() == before
+
+
+def nested(job: int, tell: Tell) -> tuple[int, int]:
+    """Make a call inside a call, where this process is the only worker."""
+    before = own_index()
+    ((_, (inside, _)),) = run_calls(where, [0], 1)
+    return before, inside
+
+
+def test_a_call_inside_a_call_keeps_the_position_of_its_process():
+    assert all(before == inside for before, inside in dict(run_calls(nested, [0] * 6, 2)).values())
+
+
+def make_unpicklable(job: int, tell: Tell) -> object:
+    return lambda: job
+
+
+def test_a_result_that_cannot_be_sent_is_a_failure_of_its_call_alone():
+    results = dict(run_calls(make_unpicklable, [1, 2], 2))
+    assert all(result.error.startswith("its result could not be sent: ") for result in results.values())
+    assert all("Traceback" in result.details for result in results.values())

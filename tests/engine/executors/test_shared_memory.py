@@ -18,11 +18,11 @@ class TestMemory:
         here, there = Pipe()
         rows = [Memory(80) for _ in range(130)]  # more than fit into one system call
         send(here, {"step": 3}, rows)
-        value, found = receive(there)
+        value, memories = receive(there)
         assert value == {"step": 3}
-        assert [memory.key for memory in found] == [memory.key for memory in rows]
+        assert [memory.key for memory in memories] == [memory.key for memory in rows]
         rows[129].tensor(torch.float64).fill_(2.5)
-        assert found[129].tensor(torch.float64).tolist() == [2.5] * 10
+        assert memories[129].tensor(torch.float64).tolist() == [2.5] * 10
         send(there, "thanks")
         assert receive(here) == ("thanks", [])
 
@@ -30,8 +30,8 @@ class TestMemory:
         here, there = Pipe()
         memory = Memory(8)
         send(here, None, [memory])
-        (found,) = receive(there, private=True)[1]
-        found.tensor(torch.uint8).fill_(7)
+        (private,) = receive(there, private=True)[1]
+        private.tensor(torch.uint8).fill_(7)
         assert memory.tensor(torch.uint8).sum() == 0
 
     def test_systems_without_nameless_files_use_a_name_for_a_moment(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,15 +67,15 @@ class TestParcel:
         weight = torch.nn.Parameter(torch.randn(200, 200))
         value = {"large": large, "same": large, "last": last, "half": half, "array": array, "w": weight, "n": [1, "x"]}
         parcel = Parcel(value)
-        found = Parcel.open(parcel.places, parcel.memory)
-        assert found["n"] == [1, "x"]
-        assert found["large"] is found["same"]
-        assert isinstance(found["w"], torch.nn.Parameter)
-        assert found["last"].stride() == last.stride()
-        assert np.array_equal(found["array"], array)
+        opened = Parcel.open(parcel.places, parcel.memory)
+        assert opened["n"] == [1, "x"]
+        assert opened["large"] is opened["same"]
+        assert isinstance(opened["w"], torch.nn.Parameter)
+        assert opened["last"].stride() == last.stride()
+        assert np.array_equal(opened["array"], array)
         for name in ("large", "last", "half", "w"):
-            assert torch.equal(found[name], value[name])
-            assert found[name].dtype == value[name].dtype
+            assert torch.equal(opened[name], value[name])
+            assert opened[name].dtype == value[name].dtype
 
     def test_large_tensors_are_read_in_place(self) -> None:
         parcel = Parcel(torch.zeros(1 << 16))

@@ -66,6 +66,16 @@ def test_rows_of_another_device_are_no_shared_memory() -> None:
     assert not shared.alive
 
 
+def test_rows_on_another_device_are_written_to_and_the_shared_ones_become_spare() -> None:
+    shared, row = SharedRows(1), torch.zeros(50, device="meta")
+    state = State(0, {"float32": row})
+    spare = shared.spare({ROW: torch.zeros(50)})
+    shared.install(state, {**spare, MOMENT: torch.ones(50)})
+    assert state.rows["float32"] is row
+    assert state.optimizer_rows["momentum/float32"].tolist() == [1.0] * 50, "a new row is left to be moved"
+    assert shared.spare(spare)[ROW].data_ptr() == spare[ROW].data_ptr()
+
+
 def test_memory_goes_with_the_last_tensor_in_it() -> None:
     shared, state = SharedRows(1), branch(1.0)
     view = shared.share(state)[ROW][3:5]

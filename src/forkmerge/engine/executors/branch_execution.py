@@ -9,7 +9,7 @@ from typing import Any
 
 from forkmerge.engine.executors.branch_worker import BranchWorker, MakeBranchWorker, Segment, TrainingJob
 from forkmerge.engine.executors.devices import place_model
-from forkmerge.engine.executors.executor import Executor, Handle
+from forkmerge.engine.executors.executor import Executor
 from forkmerge.engine.executors.load_balance import Part, divide
 from forkmerge.engine.executors.parallel_calls import using_threads
 from forkmerge.engine.executors.pending_calls import ATTEMPTS, CallLost, PendingCall, PendingCalls
@@ -31,7 +31,7 @@ class _Branch:
     Args:
         segment: The steps.
         state: Takes the result.
-        last: What its next part starts from: the state that was put, or the part before.
+        last: The last part that was submitted.
         submitted: Steps of the parts that were submitted.
         start: The step that its segment starts from.
         left: Steps that have not been trained.
@@ -40,7 +40,7 @@ class _Branch:
 
     segment: Segment
     state: State
-    last: Handle | PendingCall
+    last: PendingCall | None = None
     submitted: int = 0
     start: int = field(init=False)
     left: int = field(init=False)
@@ -74,7 +74,7 @@ class BranchExecution:
 
     def train(self, segments: Sequence[Segment], states: Sequence[State]) -> Iterator[BranchResult]:
         """Train every branch for its segment, changing its state; results come in the order of the branches."""
-        branches = [_Branch(g, s, self.executor.put(s)) for g, s in zip(segments, states, strict=True)]
+        branches = [_Branch(segment, state) for segment, state in zip(segments, states, strict=True)]
         calls, branch_of, next_out = PendingCalls(self.executor), dict[PendingCall, _Branch](), 0
         for parts in self._parts(branches):
             for part in parts:
@@ -120,7 +120,7 @@ class BranchExecution:
 
     def _joined(self, branch: _Branch) -> BranchResult:
         """Return the result of a segment, its state brought here: the same as if it had not been cut."""
-        assert isinstance(branch.last, PendingCall)
+        assert branch.last is not None
         self.executor.fetch(branch.last.handle, branch.state)
         self.binding.place(branch.state)
         first, *others = branch.results
@@ -148,10 +148,12 @@ class BranchExecution:
 
 
 def _submit(calls: PendingCalls, branch: _Branch, steps: int) -> PendingCall:
-    """Submit the next steps of a branch: from where the part before ends, whether or not it has."""
+    """Submit the next steps of a branch: from its state or from where the part before ends, whether or not it has."""
     start = branch.start + branch.submitted
     name = f"branch {branch.segment.mixture.name!r} at steps {start} to {start + steps}"
-    call = calls.submit(replace(branch.segment, steps=steps), [branch.last], name=name)
+    # A state is put when its first part is submitted: workers begin with that while others are put.
+    begin = calls.executor.put(branch.state) if branch.last is None else branch.last
+    call = calls.submit(replace(branch.segment, steps=steps), [begin], name=name)
     branch.last, branch.submitted = call, branch.submitted + steps
     return call
 
