@@ -136,8 +136,8 @@ class MovedPaths(MetaPathFinder, Loader):
         """Let the module look names up."""
 
         def look_up(name: str) -> Any:
-            for place in MODULES[module.__name__]:
-                current = import_module(place)
+            for path in MODULES[module.__name__]:
+                current = import_module(path)
                 if hasattr(current, name):
                     return getattr(current, name)
             raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
@@ -148,4 +148,4 @@ class MovedPaths(MetaPathFinder, Loader):
 def current_paths(text: str) -> list[str]:
     """Return what `module:qualname` of an old path may be called now; nothing for a path that has not moved."""
     module, colon, name = text.partition(":")
-    return [f"{place}:{name}" for place in MODULES.get(module, [])] if colon else []
+    return [f"{path}:{name}" for path in MODULES.get(module, [])] if colon else []
