@@ -44,15 +44,15 @@ def resumed_bits(
     """The bits after training in segments, each on a new module and optimizer, the state passing through bytes."""
     training = fm.Training(optimizer, scheduler, **options)
 
-    def new_bench() -> ModelBinding:
+    def new_binding() -> ModelBinding:
         with randomness.random_state_kept():
             randomness.set_random_state(randomness.derive(0, "model"))
             return training.binding(net())
 
-    binding = new_bench()
+    binding = new_binding()
     state = binding.initial()
     for start, end in pairwise(cuts):
-        binding = new_bench()
+        binding = new_binding()
         state = binding.place(from_wire(to_wire(state)))
         mixture = fm.Mixture("branch", WEIGHTS)
         train_branch(binding, shared_problem(), mixture, state, steps=end - start, training=training, seed=0)

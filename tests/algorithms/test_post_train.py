@@ -47,7 +47,7 @@ def test_the_best_checkpoint_is_fine_tuned_not_the_last():
     assert_same_bits(run, by_hand)
 
 
-def test_the_record_tells_both_parts_as_one_story():
+def test_the_record_tells_both_parts_as_one_run():
     run = fit(fm.PostTrain(pretrain_steps=6, interval=3), steps=10)
     assert [(r.index, r.start, r.end) for r in run.rounds] == [(1, 0, 3), (2, 3, 6), (3, 6, 9), (4, 9, 10)]
     assert [list(r.branches) for r in run.rounds] == [["joint"], ["joint"], ["alone"], ["alone"]]

@@ -107,13 +107,13 @@ def test_a_branch_whose_metric_is_nan_gets_coefficient_zero_and_is_named() -> No
 
 def test_what_was_measured_of_a_state_is_not_believed_of_another_at_its_address() -> None:
     binding = fm.Training(SGD).binding(seeded(plain_net))
-    judge = Validator(binding, shared_problem(), None, None, seed=0)
+    validator = Validator(binding, shared_problem(), None, None, seed=0)
     first = binding.initial()
-    judge.metrics(state := first.clone())
-    assert set(judge.known_metrics(state)) == {"minus_loss"}
+    validator.metrics(state := first.clone())
+    assert set(validator.known_metrics(state)) == {"minus_loss"}
     address = id(state)
     del state
     other = State(0, {})  # which may get the address of the first, but not whenever a test would like it to
-    judge._measured[id(other)] = judge._measured[address]
-    assert judge.known_metrics(other) == {}
-    assert judge.seconds([other]) == 0.0
+    validator._measured[id(other)] = validator._measured[address]
+    assert validator.known_metrics(other) == {}
+    assert validator.seconds([other]) == 0.0

@@ -268,8 +268,8 @@ def test_run_shows_why_an_installation_failed_and_then_starts_over(clone):
 def test_two_first_calls_at_once_install_once(clone):
     clone.set("pip-is-slow")
     both = [clone.start("demo"), clone.start("demo")]
-    outcomes = [(started.communicate(timeout=30)[0], started.returncode) for started in both]
-    assert outcomes == [(f"forkmerge|{clone.elsewhere}||demo\n", 0)] * 2
+    answers = [(started.communicate(timeout=30)[0], started.returncode) for started in both]
+    assert answers == [(f"forkmerge|{clone.elsewhere}||demo\n", 0)] * 2
     assert clone.asked() == ["venv", "pip"]
 
 

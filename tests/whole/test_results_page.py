@@ -44,7 +44,7 @@ def made(gains: dict[str, float], targets: tuple[str, ...] = ("a", "b"), seeds: 
         "seeds": list(range(seeds)),
         "equal_labels": False,
     }
-    outcomes = []
+    results = []
     for index, (word, gain) in enumerate(gains.items()):
         for target in targets:
             for seed in range(seeds):
@@ -57,11 +57,11 @@ def made(gains: dict[str, float], targets: tuple[str, ...] = ("a", "b"), seeds: 
                 if word.startswith("forkmerge"):
                     flipped = {"alone": shares["joint"], "joint": shares["alone"]}
                     rounds = [{**r, "coefficients": s} for r, s in zip(rounds, (shares, flipped, shares), strict=True)]
-                outcome = RunResult(word, methods[word].label, target, seed, "final", {}, f"{target}/{index}-{seed}")
+                result = RunResult(word, methods[word].label, target, seed, "final", {}, f"{target}/{index}-{seed}")
                 branches = {"forkmerge": 2}.get(methods[word].base, 4 if "aux" in word else 1)
-                outcomes.append(
+                results.append(
                     replace(
-                        outcome,
+                        result,
                         metrics={"accuracy": score},
                         directions={"accuracy": 1},
                         validation={"accuracy": score + 1},
@@ -71,7 +71,7 @@ def made(gains: dict[str, float], targets: tuple[str, ...] = ("a", "b"), seeds: 
                         rounds=rounds,
                     )
                 )
-    return plan, outcomes
+    return plan, results
 
 
 @pytest.fixture
@@ -124,8 +124,8 @@ def test_the_page_is_made_from_files_of_records_alone(scripts, tmp_path):
 def test_large_batches_are_compared_with_the_single_task_training_of_the_base(scripts):
     page, claims, setting = scripts
     base = setting.Setting("x", *made({"stl": 0.0, "ew": 1.0, "forkmerge": 3.0}))
-    plan, outcomes = made({"stl": 4.0, "ew": 5.0})  # large batches help single-task training as much
-    variant = setting.Setting("x_batch", plan, outcomes, base=base)
+    plan, results = made({"stl": 4.0, "ew": 5.0})  # large batches help single-task training as much
+    variant = setting.Setting("x_batch", plan, results, base=base)
     assert verdicts(claims, [base, variant])["Larger batches do not explain the gain"] == "does not"
     assert "**x_batch**" not in page.page([base, variant]), "it has no form of ForkMerge to speak of"
 
@@ -142,16 +142,16 @@ def test_it_is_said_plainly_where_forkmerge_is_not_best(scripts, gain, words):
 
 def test_the_form_is_chosen_on_validation_and_not_on_test(scripts):
     _, _, setting = scripts
-    plan, outcomes = made({"stl": 0.0, "ew": 1.0, "forkmerge": 2.0, "forkmerge-aux": 3.0})
-    turned = [replace(o, validation={"accuracy": 90.0}) if o.method == "forkmerge" else o for o in outcomes]
-    assert setting.Setting("x", plan, outcomes).chosen == "forkmerge-aux"
+    plan, results = made({"stl": 0.0, "ew": 1.0, "forkmerge": 2.0, "forkmerge-aux": 3.0})
+    turned = [replace(o, validation={"accuracy": 90.0}) if o.method == "forkmerge" else o for o in results]
+    assert setting.Setting("x", plan, results).chosen == "forkmerge-aux"
     assert setting.Setting("x", plan, turned).chosen == "forkmerge"
 
 
 def test_with_equal_labels_single_task_training_has_no_validation_and_a_form_is_chosen_all_the_same(scripts):
     page, _, setting = scripts
-    plan, outcomes = made({"stl": 0.0, "ew": 1.0, "forkmerge": 2.0, "forkmerge-aux": 3.0})
-    plain = [o if o.method.startswith("forkmerge") else replace(o, validation={}) for o in outcomes]
+    plan, results = made({"stl": 0.0, "ew": 1.0, "forkmerge": 2.0, "forkmerge-aux": 3.0})
+    plain = [o if o.method.startswith("forkmerge") else replace(o, validation={}) for o in results]
     equal = setting.Setting("x", {**plan, "equal_labels": True}, plain)
     assert equal.chosen == "forkmerge-aux"
     text = page.page([equal])
@@ -216,8 +216,8 @@ def test_it_works_with_whatever_there_is(scripts):
         for seeds in (1, 2):
             text = page.page([setting.Setting("x", *made(gains, ("a",), seeds))])
             assert text.startswith("# Results")
-    plan, outcomes = made(GAINS)
-    partial = [replace(o, error="broke", metrics={}) if o.seed == 2 or o.method == "ew" else o for o in outcomes]
+    plan, results = made(GAINS)
+    partial = [replace(o, error="broke", metrics={}) if o.seed == 2 or o.method == "ew" else o for o in results]
     assert "Failed: EW on 'a', seed 0: broke." in page.page([setting.Setting("x", plan, partial)])
     assert "there is not enough to compare yet" in page.page([setting.Setting("x", plan, [])])
     assert len(verdicts(claims, [])) == len(claims.CLAIMS)

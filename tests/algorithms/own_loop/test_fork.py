@@ -99,30 +99,30 @@ class TestMerging:
         forked = fm.fork(model, sgd(model), BRANCHES)
         from forkmerge.problem.example_order import batch_indices
 
-        outcomes = []
+        merges = []
         for number in range(3):
             for branch in forked:
                 for index in range(4 * number, 4 * number + 4):
                     chosen = batch_indices(16, 8, index, 0, "all")
                     step(branch, (INPUTS[chosen], LABELS[chosen]))
-            outcomes.append(forked.merge(score))
-        assert [o.coefficients for o in outcomes] == run.coefficients
-        assert [o.score for o in outcomes] == [r.score for r in run.rounds]
-        assert [o.relevance for o in outcomes] == [r.relevance for r in run.rounds]
+            merges.append(forked.merge(score))
+        assert [o.coefficients for o in merges] == run.coefficients
+        assert [o.score for o in merges] == [r.score for r in run.rounds]
+        assert [o.relevance for o in merges] == [r.relevance for r in run.rounds]
         assert_same_bits(forked.merged_into(model), run)
 
     def test_an_outcome_tells_everything_that_was_tried(self) -> None:
         forked = fm.fork(model := seeded(plain_net), sgd(model), BRANCHES)
         train(forked)
         alone = {branch.name: score(branch.model) for branch in forked}
-        outcome = forked.merge(score)
-        assert outcome.branch_scores == alone
-        assert len(outcome.candidates) == 6
-        assert max(value for _, value in outcome.candidates) == outcome.score
-        assert outcome.relevance["odd"] == 0.5 * outcome.coefficients["joint"]
-        assert outcome.faults == {}
+        merge = forked.merge(score)
+        assert merge.branch_scores == alone
+        assert len(merge.candidates) == 6
+        assert max(value for _, value in merge.candidates) == merge.score
+        assert merge.relevance["odd"] == 0.5 * merge.coefficients["joint"]
+        assert merge.faults == {}
         for branch in forked:
-            assert score(branch.model) == outcome.score
+            assert score(branch.model) == merge.score
 
     def test_all_branches_go_on_from_the_merge(self) -> None:
         forked = fm.fork(model := seeded(noisy_net), sgd(model), BRANCHES, search=fm.Fixed((0.25, 0.75)))
@@ -189,8 +189,8 @@ class TestMerging:
         forked = fm.fork(model := seeded(noisy_net), sgd(model), BRANCHES)
         for _ in range(4):
             train(forked, dropout=True)
-            outcome = forked.merge(score)
-            assert outcome.score >= max(outcome.branch_scores.values())
+            merge = forked.merge(score)
+            assert merge.score >= max(merge.branch_scores.values())
 
     def test_scoring_happens_in_evaluation_mode_and_modes_and_random_states_come_back(self) -> None:
         forked = fm.fork(model := seeded(noisy_net), sgd(model), BRANCHES)
@@ -385,10 +385,10 @@ class TestBadBranches:
         with torch.no_grad():
             forked["joint"].model.heads["odd"].bias[0] = torch.nan
         forked["joint"].optimizer.state[forked["joint"].model.body[0].weight]["momentum_buffer"].fill_(torch.nan)
-        outcome = forked.merge(score)
-        assert outcome.coefficients == {"alone": 1.0, "joint": 0.0}
-        assert outcome.faults == {"joint": "it has parameters that are not finite"}
-        assert outcome.branch_scores["joint"] == -math.inf
+        merge = forked.merge(score)
+        assert merge.coefficients == {"alone": 1.0, "joint": 0.0}
+        assert merge.faults == {"joint": "it has parameters that are not finite"}
+        assert merge.branch_scores["joint"] == -math.inf
         for branch in forked:
             assert_same_bits(bits(branch.model), alone)
         train(forked)
@@ -403,9 +403,9 @@ class TestBadBranches:
             calls.append(1)
             return math.nan if len(calls) == 1 else score(m)
 
-        outcome = forked.merge(first_fails)
-        assert outcome.coefficients == {"alone": 0.0, "joint": 1.0}
-        assert outcome.faults == {"alone": "its validation score is not finite"}
+        merge = forked.merge(first_fails)
+        assert merge.coefficients == {"alone": 0.0, "joint": 1.0}
+        assert merge.faults == {"alone": "its validation score is not finite"}
 
     def test_if_all_are_bad_the_last_good_weights_are_kept(self) -> None:
         forked = fm.fork(model := seeded(noisy_net), sgd(model), BRANCHES)
@@ -416,9 +416,9 @@ class TestBadBranches:
         train(forked)
         for branch in forked:
             branch.model.body[0].weight.data.fill_(math.nan)
-        outcome = forked.merge(score)
-        assert outcome.coefficients == {}
-        assert set(outcome.faults) == set(BRANCHES)
+        merge = forked.merge(score)
+        assert merge.coefficients == {}
+        assert set(merge.faults) == set(BRANCHES)
         for branch in forked:
             assert_same_bits(bits(branch.model), kept)
             assert len(branch.optimizer.state) == 0
@@ -474,10 +474,10 @@ def test_the_example_of_the_design_runs() -> None:
             for branch in forked:
                 for batch in branch.paired(loader):
                     step(branch, batch)
-            outcome = forked.merge(score=score)
-    assert sum(outcome.coefficients.values()) == pytest.approx(1)
+            merge = forked.merge(score=score)
+    assert sum(merge.coefficients.values()) == pytest.approx(1)
     assert forked.merged_into(model) is model
-    assert score(model.eval()) == outcome.score
+    assert score(model.eval()) == merge.score
 
 
 def test_branches_as_a_list() -> None:

@@ -25,22 +25,22 @@ from problems import SGD, TASKS, WIDTH, Net, examples, noisy_net, plain_net, see
 class Looker(LossMethod):
     """Asks for every kind of extra pass, and changes nothing."""
 
-    def before_step(self, probe: StepContext, state: MethodState) -> None:
-        self._look(probe, state)
+    def before_step(self, context: StepContext, state: MethodState) -> None:
+        self._look(context, state)
 
-    def after_step(self, probe: StepContext, state: MethodState) -> None:
-        self._look(probe, state)
+    def after_step(self, context: StepContext, state: MethodState) -> None:
+        self._look(context, state)
 
     def weights(self, losses: Tensor, view: View, state: MethodState) -> Tensor:
         self._look(view.context, state)
         return torch.ones_like(losses)
 
-    def _look(self, probe: StepContext, state: MethodState) -> None:
-        ahead = probe.gradient({0: 1.0, 1: -2.0})
-        with probe.moved(ahead, 0.5):
-            probe.losses("second")
-            probe.gradient({0: 1.0}, "validation")
-        probe.gramian("this")
+    def _look(self, context: StepContext, state: MethodState) -> None:
+        ahead = context.gradient({0: 1.0, 1: -2.0})
+        with context.moved(ahead, 0.5):
+            context.losses("second")
+            context.gradient({0: 1.0}, "validation")
+        context.gramian("this")
         torch.rand(3)
 
 
@@ -67,11 +67,11 @@ class TestStepContext:
 
     def test_the_gradient_is_that_of_the_weighted_losses(self) -> None:
         net, seen = seeded(doubled(plain_net)), []
-        loop, probe = self._probe(net)
-        gradients = probe.gradient({0: 1.0, 2: 3.0})
+        loop, context = self._context(net)
+        gradients = context.gradient({0: 1.0, 2: 3.0})
         losses = shared_losses(net, loop.last_batches[0][1], TASKS, None)
         (losses["tgt"] + 3.0 * 0.5 * losses["odd"]).backward()
-        for parameter, gradient in zip(probe.parameters, gradients, strict=True):
+        for parameter, gradient in zip(context.parameters, gradients, strict=True):
             if parameter.grad is None:
                 assert gradient is None
                 continue
@@ -89,13 +89,13 @@ class TestStepContext:
         train_branch(binding, double_problem(shared_losses), mixture, state, steps=2, training=training, seed=0)
         binding.attach(state)
         binding.model.train()
-        _, probe = self._probe(net, binding=binding, step=2)
+        _, context = self._context(net, binding=binding, step=2)
         weights = {0: 1.0, 1: 1.0, 2: 2.0}  # the loop's own task weight of "odd" is a half
-        step = probe.at_own_rates(probe.descent(probe.gradient(weights)))
-        with probe.moved(step, -probe.lr):
-            virtual = [p.detach().clone() for p in probe.parameters]
+        step = context.at_own_rates(context.descent(context.gradient(weights)))
+        with context.moved(step, -context.lr):
+            virtual = [p.detach().clone() for p in context.parameters]
         train_branch(binding, double_problem(shared_losses), mixture, state, steps=1, training=training, seed=0)
-        for parameter, value in zip(probe.parameters, virtual, strict=True):
+        for parameter, value in zip(context.parameters, virtual, strict=True):
             torch.testing.assert_close(parameter.detach(), value)
 
     def test_every_parameter_group_moves_at_its_own_rate(self) -> None:
@@ -103,24 +103,24 @@ class TestStepContext:
         groups = [{"params": net.body.parameters(), "lr": 0.1}, {"params": net.heads.parameters(), "lr": 0.4}]
         binding = fm.Training(optimizer=lambda model: torch.optim.SGD(groups)).binding(net)
         binding.initial()
-        _, probe = self._probe(net, binding=binding)
-        rates = probe.at_own_rates([torch.ones_like(p) for p in probe.parameters])
+        _, context = self._context(net, binding=binding)
+        rates = context.at_own_rates([torch.ones_like(p) for p in context.parameters])
         assert [float(r.mean()) for r in rates] == pytest.approx([1.0] * 2 + [4.0] * 6)
 
     def test_a_second_batch_is_another_one_of_the_training_data(self) -> None:
         net = seeded(doubled(plain_net))
-        loop, probe = self._probe(net)
-        second = probe._readings("second")[0][1][0]
+        loop, context = self._context(net)
+        second = context._readings("second")[0][1][0]
         assert second.shape == loop.last_batches[0][1][0].shape
         assert not torch.equal(second, loop.last_batches[0][1][0])
-        assert torch.equal(second, probe._readings("second")[0][1][0])
+        assert torch.equal(second, context._readings("second")[0][1][0])
 
     def test_validation_examples_the_stream_cannot_read_are_an_error_that_says_what_to_do(self) -> None:
         held_out = fm.Evaluation(TensorDataset(torch.randn(4, 6)), lambda p, t: 0.0, lambda m, b: (b, b))
         stream = fm.Stream(TensorDataset(*examples(16, 1)), shared_losses, TASKS, 8)
-        _, probe = self._probe(seeded(plain_net), fm.Problem("tgt", [stream], held_out))
+        _, context = self._context(seeded(plain_net), fm.Problem("tgt", [stream], held_out))
         with pytest.raises(fm.ProblemError, match="as_training"):
-            probe.gradient({0: 1.0}, "validation")
+            context.gradient({0: 1.0}, "validation")
 
     @pytest.mark.parametrize("losses", [shared_losses, declared_losses])
     def test_products_with_the_steps_own_gradients(self, losses: Any) -> None:
@@ -142,7 +142,7 @@ class TestStepContext:
         for gramian, crossed in seen:
             np.testing.assert_allclose(crossed, gramian, rtol=1e-9)
 
-    def _probe(
+    def _context(
         self, net: nn.Module, problem: Any = None, binding: Any = None, step: int = 0
     ) -> tuple[StepLoop, StepContext]:
         training = fm.Training(optimizer=SGD, method=EW())

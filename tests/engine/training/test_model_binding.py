@@ -284,7 +284,7 @@ class TestModules:
             fit(net=lambda: "net")
 
 
-def test_a_state_is_independent_of_the_bench_after_release() -> None:
+def test_a_state_is_independent_of_the_binding_after_release() -> None:
     training = fm.Training(SGD)
     binding = training.binding(seeded(noisy_net))
     state = binding.initial()

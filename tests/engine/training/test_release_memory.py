@@ -33,7 +33,7 @@ def _any_size(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_any_size")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_a_row_in_the_attic_is_an_ordinary_tensor_that_keeps_its_values(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_a_mapped_row_is_an_ordinary_tensor_that_keeps_its_values(tmp_path: Path, dtype: torch.dtype) -> None:
     rows, row = MappedRows(tmp_path), torch.arange(3000).to(dtype)
     held = rows.hold(row)
     row.zero_()
@@ -62,7 +62,7 @@ def test_without_a_folder_or_room_a_row_is_copied_in_memory(tmp_path: Path, monk
 
 
 @linux
-def test_memory_in_the_attic_is_not_resident_while_it_rests(tmp_path: Path) -> None:
+def test_mapped_memory_is_not_resident_while_it_rests(tmp_path: Path) -> None:
     def resident() -> int:
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("RssFile")) << 10
