@@ -1,12 +1,20 @@
-"""Every error the library raises on purpose, and the checks of names and numbers that raise them."""
+"""Every error the library raises on purpose, the checks that raise them, and what is shown of the user's own."""
 
 from __future__ import annotations
 
 import os
+import site
+import sysconfig
+import traceback
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TypeGuard
+
+_FACT = "forkmerge: "
+_OURS = Path(__file__).parent
+_INSTALLED = (_OURS, *map(Path, (sysconfig.get_paths()["stdlib"], *site.getsitepackages())))
 
 
 class ForkMergeError(Exception):
@@ -27,6 +35,44 @@ class RunFailed(ForkMergeError):
 
 class StoreError(ForkMergeError):
     """A run folder cannot be created, read or continued."""
+
+
+class WorkerError(RuntimeError):
+    """Something failed in a worker; the message is the traceback from there."""
+
+
+def add_fact(error: BaseException, text: str) -> None:
+    """Add a note to an error of the user's code; Python shows it below the message from 3.11 on."""
+    if not isinstance(error, ForkMergeError):  # which says all that there is to say
+        notes = [*getattr(error, "__notes__", ()), f"{_FACT}{text}"]
+        error.__notes__ = notes  # type: ignore[attr-defined]  # what `add_note` does, which 3.10 lacks
+
+
+def facts_of(error: BaseException) -> list[str]:
+    """Return what `add_fact` has added."""
+    return [note for note in getattr(error, "__notes__", ()) if str(note).startswith(_FACT)]
+
+
+def shows_all_frames() -> bool:
+    """Whether tracebacks keep our own frames: `forkmerge --debug`, or FORKMERGE_DEBUG=1."""
+    return os.environ.get("FORKMERGE_DEBUG", "") not in ("", "0")
+
+
+def user_traceback(error: BaseException) -> str | None:
+    """Return an error's traceback without our frames, its facts last; None if no frame is the user's own."""
+    shown = traceback.TracebackException.from_exception(error)
+    frames = list(shown.stack)
+    inner = max((i for i, frame in enumerate(frames) if Path(frame.filename).is_relative_to(_OURS / "cli")), default=-1)
+    rest = [frame for frame in frames[inner + 1 :] if not Path(frame.filename).is_relative_to(_OURS)]
+    if not any(_is_users(frame.filename) for frame in rest):
+        return None
+    shown.stack[:] = rest
+    text = "".join(shown.format())
+    return text + "".join(f"{fact}\n" for fact in facts_of(error) if fact not in text)  # 3.10 leaves notes out
+
+
+def _is_users(file: str) -> bool:
+    return not file.startswith("<frozen") and not any(Path(file).is_relative_to(folder) for folder in _INSTALLED)
 
 
 def command(words: str) -> str:

@@ -12,7 +12,7 @@ import pytest
 import typer
 
 import forkmerge as fm
-from command_line import error_of, invoke
+from command_line import TINY, error_of, invoke
 from forkmerge.cli.commands import app
 
 
@@ -102,9 +102,45 @@ def test_a_mistake_is_one_clear_line(tiny: Any, words: str, message: str) -> Non
     assert not Path("runs").exists()
 
 
-def test_an_error_in_the_user_s_own_code_keeps_its_traceback(tiny: Any) -> None:
-    with pytest.raises(ValueError, match="a mistake of the user's own"):
-        invoke("run", "tiny:broken")
+def test_an_error_in_the_user_s_own_code_is_shown_without_our_frames(tiny: Any) -> None:
+    shown = invoke("run", "tiny:broken", code=1).stderr
+    assert "ValueError: a mistake of the user's own" in shown
+    assert "tiny.py" in shown
+    assert "src/forkmerge/" not in shown
+    assert shown.splitlines()[-1].endswith("all frames: forkmerge --debug run tiny:broken")
+
+
+def test_it_says_where_in_training_it_came_from(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(step: int) -> None:
+        if step == 3:
+            raise KeyError("labels")
+
+    monkeypatch.setattr(tiny, "_on_step", fail)
+    shown = invoke("run", "tiny:recipe", code=1).stderr
+    assert "KeyError: 'labels'" in shown
+    assert "src/forkmerge/" not in shown
+    assert "forkmerge: in the losses of stream 'tgt+aux' (tasks tgt); examples " in shown
+    assert "the batch is [float32[4, 4], int64[4]]" in shown
+    assert "forkmerge: at step 3 of branch" in shown
+
+
+def test_debug_keeps_all_frames(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FORKMERGE_DEBUG", raising=False)
+    with monkeypatch.context() as patch:
+        patch.setenv("FORKMERGE_DEBUG", "0")
+        with pytest.raises(ValueError, match="a mistake of the user's own"):
+            invoke("--debug", "run", "tiny:broken")
+        with pytest.raises(ValueError, match="a mistake of the user's own"):
+            invoke("run", "tiny:broken")  # it is in the environment now, for worker processes
+
+
+def test_an_error_in_a_worker_process_is_shown_the_same_way(tiny: Any) -> None:
+    Path("tiny.py").write_text(TINY.replace("_on_step(context.step)", "assert context.step != 3, 'a bad step'"))
+    shown = invoke("run", "tiny:recipe", "--workers", "2", code=1).stderr
+    assert "AssertionError: a bad step" in shown
+    assert "src/forkmerge/" not in shown
+    assert "forkmerge: in the losses of stream 'tgt+aux'" in shown
+    assert "forkmerge: at step 3 of branch" in shown
 
 
 def test_the_demo_is_given_its_options(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from forkmerge.engine.training.options import Mixture, Training
 from forkmerge.errors import ProblemError, unknown_name
 from forkmerge.problem.batches import batches
 from forkmerge.problem.definition import Context, Problem, Stream
+from forkmerge.problem.error_facts import note_origin
 from forkmerge.problem.metrics import Criterion
 from forkmerge.problem.randomness import derive, random_state_kept, set_random_state
 from forkmerge.problem.scoring import CostReader, adds_up, device_of, measure, modes_kept
@@ -104,7 +105,7 @@ def check_stream(
     tasks = [task for task in stream.tasks if any(mixture.active([task]) for mixture in mixtures)]
     if not tasks:
         return
-    device = device_of(model)
+    device, batch = device_of(model), None
     try:
         batch = next(batches(name, stream, [0], seed, device))
         set_random_state(derive(seed, name, "check"))
@@ -112,8 +113,10 @@ def check_stream(
             model.train()
             cuts: list[tuple[torch.Tensor, torch.Tensor]] = []
             losses = stream.losses(model, batch, tasks, Context(0, seed, cuts))
-    except ValueError as error:
+    except Exception as error:
         if "more than 1 value per channel" not in str(error):
+            origin = f"the losses of stream {name!r} (tasks {', '.join(tasks)}) on the first batch, before training"
+            note_origin(error, origin, batch=batch)
             raise
         raise ProblemError(
             f"stream {name!r} has batches of {stream.batch_size} and the model a BatchNorm layer that sees one value "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,13 +12,13 @@ from typer.core import TyperGroup
 
 from forkmerge._version import __version__
 from forkmerge.cli.terminal import say, stderr
-from forkmerge.errors import ForkMergeError, command
+from forkmerge.errors import ForkMergeError, WorkerError, command, shows_all_frames, user_traceback
 
 _WORDS = "forkmerge.words"  # what was typed, in the context that all commands share
 
 
 class _Commands(TyperGroup):
-    """Turns errors raised on purpose into one line; all others keep their traceback."""
+    """Turns errors raised on purpose into one line, and leaves our frames out of those of the user's own code."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Keep what was typed, for whoever has to say how to go on."""
@@ -32,6 +33,19 @@ class _Commands(TyperGroup):
         except ForkMergeError as error:
             say(stderr(), f"error: {error}", style="red")
             raise typer.Exit(2) from None
+        except Exception as error:
+            own = (
+                None if shows_all_frames() else str(error) if isinstance(error, WorkerError) else user_traceback(error)
+            )
+            if own is None:
+                raise  # ours, or all of it was asked for
+            say(stderr(), own.rstrip())
+            say(
+                stderr(),
+                f"error: in code that is not forkmerge's; all frames: {command(f'--debug {_typed(ctx)}')}",
+                "red",
+            )
+            raise typer.Exit(1) from None
 
 
 app = typer.Typer(
@@ -69,8 +83,12 @@ def _options(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show all frames of an error; so does FORKMERGE_DEBUG=1.")
+    ] = False,
 ) -> None:
-    pass
+    if debug:
+        os.environ["FORKMERGE_DEBUG"] = "1"  # worker processes look there, too
 
 
 @app.command()

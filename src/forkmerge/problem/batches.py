@@ -12,14 +12,16 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from forkmerge.problem.batch_reader import Reader, reader_of
 from forkmerge.problem.definition import Evaluation, Stream
+from forkmerge.problem.error_facts import note_origin
 from forkmerge.problem.example_order import batch_indices
 from forkmerge.problem.prefetch import SideStream, move, read_ahead
 from forkmerge.problem.randomness import derive, set_random_state
 
 Batches = Generator[Any, None, None]
+_EVALUATION = "an evaluation"
 
 
-def read_examples(source: Stream, indices: list[int], seed: int) -> Any:
+def read_examples(source: Stream, indices: list[int], seed: int, name: str = "a stream") -> Any:
     """Return the batch of the given examples.
 
     Each example, and the collate function, is read under its own global random state derived from `seed`, so
@@ -28,9 +30,25 @@ def read_examples(source: Stream, indices: list[int], seed: int) -> Any:
     examples = []
     for position, index in enumerate(indices):
         set_random_state(derive(seed, "example", position))
-        examples.append(source.dataset[index])
+        examples.append(_example(source, index, name))
     set_random_state(derive(seed, "collate"))
-    return (source.collate_fn or default_collate)(examples)
+    return _collated(source, examples, indices, name)
+
+
+def _example(source: Stream | Evaluation, index: int, name: str) -> Any:
+    try:
+        return source.dataset[index]
+    except Exception as error:
+        note_origin(error, f"the data set of {name}, example {index}")
+        raise
+
+
+def _collated(source: Stream | Evaluation, examples: list[Any], indices: Sequence[int], name: str) -> Any:
+    try:
+        return (source.collate_fn or default_collate)(examples)
+    except Exception as error:
+        note_origin(error, f"making a batch of {name}", examples=indices, batch=examples)
+        raise
 
 
 class _Examples(Dataset[Any]):
@@ -41,7 +59,8 @@ class _Examples(Dataset[Any]):
 
     def __getitem__(self, position: int) -> Any:
         indices = _indices(self.name, self.stream, self.seed, position)
-        return read_examples(self.stream, indices.tolist(), derive(self.seed, self.name, "batch", position))
+        seed = derive(self.seed, self.name, "batch", position)
+        return read_examples(self.stream, indices.tolist(), seed, f"stream {self.name!r}")
 
 
 def batches(
@@ -60,7 +79,7 @@ def batches(
     """
     reader = reader_of(stream)
     if reader is not None:
-        return _read_whole(reader, partial(_indices, name, stream, seed), positions, device)
+        return _read_whole(reader, partial(_indices, name, stream, seed), positions, device, f"stream {name!r}")
     source = _Examples(name, stream, seed)
     if workers == 0:
         return (move(source[position], device) for position in positions)
@@ -99,16 +118,16 @@ def evaluation_batches(
     missing = -len(order) % size if chunk else 0
     if reader is not None:
         whole = torch.as_tensor([*order, *[order[-1]] * missing])
-        return _read_whole(reader, lambda start: whole[start : start + size], starts, device)
+        return _read_whole(reader, lambda start: whole[start : start + size], starts, device, _EVALUATION)
 
     def read(at: int) -> Any:
         chosen, examples = order[at : at + size], []
         for index in chosen:
             set_random_state(derive(seed, "evaluation", index))
-            examples.append(evaluation.dataset[index])
+            examples.append(_example(evaluation, index, _EVALUATION))
         examples += examples[-1:] * (size - len(examples) if chunk else 0)
         set_random_state(derive(seed, "evaluation collate", chosen[0]))
-        return move((evaluation.collate_fn or default_collate)(examples), device)
+        return move(_collated(evaluation, examples, chosen, _EVALUATION), device)
 
     return (read(at) for at in starts)
 
@@ -118,10 +137,15 @@ def _indices(name: str, stream: Stream, seed: int, position: int) -> torch.Tenso
 
 
 def _read_whole(
-    reader: Reader, indices: Callable[[int], torch.Tensor], positions: Sequence[int], device: torch.device
+    reader: Reader, indices: Callable[[int], torch.Tensor], positions: Sequence[int], device: torch.device, name: str
 ) -> Batches:
     def read(position: int) -> Any:
-        return reader.read(indices(position))
+        chosen = indices(position)
+        try:
+            return reader.read(chosen)
+        except Exception as error:
+            note_origin(error, f"the data set of {name}", examples=chosen.tolist())
+            raise
 
     if len(positions) == 1 or not reader.is_worth_a_thread(device):
         for position in positions:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from itertools import chain
 from typing import Any
@@ -14,6 +14,7 @@ from forkmerge.errors import ProblemError
 from forkmerge.problem.batch_reader import reader_of
 from forkmerge.problem.batches import evaluation_batches
 from forkmerge.problem.definition import Evaluation, Metric
+from forkmerge.problem.error_facts import describe, note_origin
 from forkmerge.problem.exact_sum import rounded
 from forkmerge.problem.metrics import ExampleCosts, MeanCost, NotPerExample, checked_costs, cost_rows, values_of_sums
 from forkmerge.problem.randomness import derive, random_state_kept, set_random_state
@@ -63,14 +64,16 @@ def measure(
     with random_state_kept(), evaluating(model), closing(feed):
         for start, batch in zip(range(0, len(order), evaluation.batch_size), feed, strict=True):
             set_random_state(derive(seed, "evaluation forward", start))
-            predictions, targets = evaluation.predict(model, batch)
-            for metric in running.values():
-                metric.update(predictions, targets)
+            predictions, targets = _predict(evaluation, model, batch, order[start : start + evaluation.batch_size])
+            for name, metric in running.items():
+                _called(name, metric.update, predictions, targets)
             if needs_all:
                 outputs.append((predictions, targets))
         whole = _concatenate([p for p, _ in outputs]), _concatenate([t for _, t in outputs])
         values = {
-            name: _number(name, running[name].compute() if name in running else metric(*whole))
+            name: _number(
+                name, _called(name, running[name].compute) if name in running else _called(name, metric, *whole)
+            )
             for name, metric in evaluation.metrics.items()
         }
     for metric in running.values():
@@ -120,7 +123,13 @@ class CostReader:
         with nullcontext() if is_ready else self.ready(model), is_open:
             for at, batch in zip(range(start, start + len(order), self.chunk), chunks, strict=False):
                 set_random_state(derive(self.seed, "evaluation forward", at))
-                rows.append(cost_rows(self.metrics, *self.evaluation.predict(model, batch), self.chunk))
+                examples = order[at - start : at - start + self.chunk]
+                predictions, targets = _predict(self.evaluation, model, batch, examples)
+                try:
+                    rows.append(cost_rows(self.metrics, predictions, targets, self.chunk))
+                except Exception as error:
+                    _note_metric(error, ", ".join(self.metrics), predictions, targets)
+                    raise
         return checked_costs(self.metrics, torch.cat(rows)[: len(order)])
 
     @contextmanager
@@ -141,6 +150,30 @@ class CostReader:
         """Return the value of every metric."""
         sums = [[rounded(column.tolist()) for column in part.unbind(1)] for part in (costs.costs, costs.counts)]
         return values_of_sums(self.metrics, *sums)
+
+
+def _predict(evaluation: Evaluation, model: nn.Module, batch: Any, examples: Sequence[int]) -> tuple[Any, Any]:
+    try:
+        predictions, targets = evaluation.predict(model, batch)
+    except Exception as error:
+        note_origin(error, "predict of an evaluation", examples=examples, batch=batch)
+        raise
+    return predictions, targets
+
+
+def _called(name: str, metric: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        return metric(*arguments)
+    except Exception as error:
+        _note_metric(error, name, *arguments)
+        raise
+
+
+def _note_metric(error: Exception, name: str, *arguments: Any) -> None:
+    shapes = "".join(
+        f"; {word} are {describe(value)}" for word, value in zip(("predictions", "targets"), arguments, strict=False)
+    )
+    note_origin(error, f"metric {name!r} of an evaluation{shapes}")
 
 
 def device_of(model: nn.Module) -> torch.device:

@@ -9,14 +9,11 @@ from types import TracebackType
 from typing import Any, ClassVar, TypeVar
 
 from forkmerge.engine.training.state import State
+from forkmerge.errors import WorkerError as WorkerError  # what executors raise
 
 Tell = Callable[[Any], None]
 """What a call uses to say how far it is: anything that pickles."""
 Self = TypeVar("Self", bound="Executor")
-
-
-class WorkerError(RuntimeError):
-    """Something failed in a worker; the message is the traceback from there."""
 
 
 class WorkerLost(RuntimeError):

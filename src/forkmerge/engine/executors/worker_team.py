@@ -23,7 +23,7 @@ from typing import Any
 
 from forkmerge.engine.executors.executor import Tell, WorkerError
 from forkmerge.engine.executors.shared_memory import Memory, Parcel, receive, send
-from forkmerge.errors import ProblemError
+from forkmerge.errors import ProblemError, shows_all_frames, user_traceback
 
 Handler = Callable[[Any, list[Memory], Tell], tuple[Any, list[Memory]]]
 """`handler(job, memory, tell) -> (answer, memory)`: does a job in a worker process."""
@@ -242,9 +242,10 @@ def _serve(connection: Connection[Any, Any]) -> None:
         try:
             answer, made = handler(job, memories, lambda value: send(connection, ("news", value)))
             send(connection, ("done", answer), made)
-        except Exception:
+        except Exception as error:
             # As text: not every exception survives the way back.
-            send(connection, ("failed", traceback.format_exc()))
+            own = None if shows_all_frames() else user_traceback(error)
+            send(connection, ("failed", own or traceback.format_exc()))
 
 
 def _end_with_parent() -> None:

@@ -17,12 +17,14 @@ from forkmerge.engine.training.combine_tasks import TaskCombiner
 from forkmerge.engine.training.method_context import Reading, StepContext
 from forkmerge.engine.training.model_binding import ModelBinding
 from forkmerge.engine.training.task_gradients import TaskLoss
+from forkmerge.errors import add_fact
 from forkmerge.methods.base import LossMethod, MethodState, has_hook
 from forkmerge.methods.context import Setup
 from forkmerge.problem.batches import Batches, batches
 from forkmerge.problem.definition import Context, Problem, Stream
+from forkmerge.problem.error_facts import note_origin
 from forkmerge.problem.exact_sum import add_exactly, rounded
-from forkmerge.problem.example_order import pick_task
+from forkmerge.problem.example_order import batch_indices, pick_task
 from forkmerge.problem.randomness import derive, set_random_state
 from forkmerge.problem.scoring import device_of
 
@@ -90,7 +92,11 @@ class StepLoop:
                 for name, stream in self.streams.items()
             }
             for step, tasks_of_step in zip(self.steps, tasks, strict=True):
-                self._step(feeds, tasks_of_step, step)
+                try:
+                    self._step(feeds, tasks_of_step, step)
+                except Exception as error:
+                    add_fact(error, f"at step {step} of branch {self.mixture.name!r}")
+                    raise
 
     def _step(self, feeds: dict[str, Batches], tasks: tuple[str, ...], step: int) -> None:
         # No optimizer moves a parameter whose gradient is None: a head that a branch leaves alone keeps its bits.
@@ -145,7 +151,11 @@ class StepLoop:
         set_random_state(seed)
         cuts: list[tuple[Tensor, Tensor]] | None = [] if cut else None
         with self.training.autocast(self.device):
-            losses = stream.losses(self.binding.model, batch, tasks, Context(step, seed, cuts))
+            try:
+                losses = stream.losses(self.binding.model, batch, tasks, Context(step, seed, cuts))
+            except Exception as error:
+                self._note_origin(error, name, batch, tasks, step)
+                raise
             result = []
             for task in tasks:
                 loss = losses.get(task)
@@ -154,6 +164,14 @@ class StepLoop:
                 factor = self.mixture_weight(task) / self.training.accumulate
                 result.append(TaskLoss(task, loss, loss if factor == 1 else loss * factor, name, cuts or []))
         return result
+
+    def _note_origin(self, error: Exception, name: str, batch: Any, tasks: list[str], step: int) -> None:
+        """Say of an error of the user's losses what they were called for."""
+        stream, examples = self.streams[name], None
+        if self.training.accumulate == 1:  # else nobody knows here which micro-batch of the step it is
+            examples = batch_indices(stream.size, stream.batch_size, step, self.seed, name).tolist()
+        origin = f"the losses of stream {name!r} (tasks {', '.join(tasks)})"
+        note_origin(error, origin, batch=batch, examples=examples)
 
     def _target_norms(self) -> list[BatchNorm]:
         """The layers that the target's batches pass: those of an auxiliary's own head follow the auxiliary."""
