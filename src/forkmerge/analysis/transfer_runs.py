@@ -18,7 +18,6 @@ from forkmerge.algorithms.run_record import Run
 from forkmerge.analysis.heldout import confidence_discrepancy, heldout_loss, reads_heldout
 from forkmerge.engine.executors.executor import Tell
 from forkmerge.engine.executors.parallel_calls import Failure, run_calls, using_threads
-from forkmerge.engine.merging.searches import Search, fitting
 from forkmerge.engine.storage.records import Record
 from forkmerge.engine.training.optimizers import SchedulerOf
 from forkmerge.engine.training.options import Mixture
@@ -58,12 +57,12 @@ class SeededSource:
 def equal_weights(recipe: Recipe, auxiliary: str, weight: float, method: str | None = None) -> Algorithm:
     """Return joint training with {target: 1, auxiliary: λ}, its tasks combined by `method`."""
     weights = {recipe.problem.target: 1.0, **dict.fromkeys(_named(recipe.problem, auxiliary), weight)}
-    return Joint(weights, method=method, **_common(recipe))
+    return Joint(weights, method=method, **recipe.shared_options)
 
 
 def single_task(recipe: Recipe) -> SingleTask:
     """Return training on the target alone, which gains are measured against."""
-    return SingleTask(**_common(recipe))
+    return SingleTask(**recipe.shared_options)
 
 
 def forkmerge(recipe: Recipe, auxiliary: str, weight: float) -> Algorithm:
@@ -75,12 +74,9 @@ def forkmerge(recipe: Recipe, auxiliary: str, weight: float) -> Algorithm:
     target, own = recipe.problem.target, recipe.algorithm
     branches = [Mixture(ALONE, {target: 1.0})]
     branches += [Mixture(task, {target: 1.0, task: weight}) for task in _named(recipe.problem, auxiliary)]
-    if not isinstance(own, ForkMerge):
-        return ForkMerge(branches, **_common(recipe))
-    search = fitting(own.search, len(branches)) if isinstance(own.search, Search) else None
-    is_its_own = set(own.reference or ()) == set(recipe.problem.target_validation.directions)
-    reference = own.reference if is_its_own else None
-    return replace(own, mixtures=branches, search=search, reference=reference, refit=False, keep_branches=False)
+    reference = own.reference if isinstance(own, ForkMerge) else None
+    is_its_own = set(reference or ()) == set(recipe.problem.target_validation.directions)
+    return recipe.forkmerge(branches, len(branches), reference=reference if is_its_own else None, refit=False)
 
 
 def _named(problem: Problem, auxiliary: str) -> tuple[str, ...]:
@@ -89,10 +85,6 @@ def _named(problem: Problem, auxiliary: str) -> tuple[str, ...]:
     if auxiliary not in problem.auxiliaries:
         raise ProblemError(unknown_name("auxiliary task", auxiliary, problem.auxiliaries))
     return (auxiliary,)
-
-
-def _common(recipe: Recipe) -> dict[str, Any]:
-    return {name: getattr(recipe.algorithm, name) for name in ("interval", "select") if hasattr(recipe.algorithm, name)}
 
 
 @dataclass(frozen=True)

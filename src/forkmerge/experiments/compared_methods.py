@@ -10,7 +10,7 @@ from typing import Any
 from forkmerge.algorithms import Algorithm, ForkMerge, Joint, PostTrain, SingleTask, WeightGrid
 from forkmerge.algorithms.equal_compute import AveragedSingleTask, BestOf, Scaled
 from forkmerge.algorithms.mixtures import Mixed, Mixtures, PerAuxiliary
-from forkmerge.engine.merging.searches import Fixed, Search, fitting
+from forkmerge.engine.merging.searches import Fixed
 from forkmerge.errors import ConfigError, ForkMergeError, unknown_name
 from forkmerge.experiments.recipe import Recipe
 from forkmerge.methods import METHODS, method_from
@@ -25,27 +25,21 @@ PAPER = (
 """The sixteen methods of the paper's main tables."""
 
 _OURS = ("grid", "posttrain", "forkmerge", "forkmerge-aux", "forkmerge-uniform")
-_LABELS = {
-    "stl": "STL",
-    "ew": "EW",
-    "posttrain": "PostTrain",
-    "grid": "WeightGrid",
-    "recipe": "recipe",
-    "forkmerge": "ForkMerge",
-    "forkmerge-aux": "ForkMerge-aux",
-    "forkmerge-uniform": "ForkMerge, uniform",
-    "forkmerge-aux-uniform": "ForkMerge-aux, uniform",
+_RUNS = {
+    "stl": ("STL", "single-task training, which everything is compared with"),
+    "ew": ("EW", "all tasks, equal weights"),
+    "posttrain": ("PostTrain", "all tasks first, then the target alone"),
+    "grid": ("WeightGrid", "the best of a grid over fixed task weights"),
+    "forkmerge": ("ForkMerge", "two branches: the target alone, and with all auxiliaries"),
+    "forkmerge-aux": ("ForkMerge-aux", "one branch per auxiliary, and the target alone"),
+    "forkmerge-uniform": ("ForkMerge, uniform", "the branches of forkmerge, merged with equal coefficients"),
+    "forkmerge-aux-uniform": (
+        "ForkMerge-aux, uniform",
+        "the branches of forkmerge-aux, merged with equal coefficients",
+    ),
+    "recipe": ("recipe", "the recipe's own algorithm"),
 }
-ABOUT = {
-    "stl": "single-task training, which everything is compared with",
-    "ew": "all tasks, equal weights",
-    "posttrain": "all tasks first, then the target alone",
-    "grid": "the best of a grid over fixed task weights",
-    "forkmerge": "two branches: the target alone, and with all auxiliaries",
-    "forkmerge-aux": "one branch per auxiliary, and the target alone",
-    "forkmerge-uniform": "the branches of forkmerge, merged with equal coefficients",
-    "forkmerge-aux-uniform": "the branches of forkmerge-aux, merged with equal coefficients",
-    "recipe": "the recipe's own algorithm",
+ABOUT = {word: about for word, (_, about) in _RUNS.items()} | {
     "stl-best:N": "single-task training N times, the best on validation",
     "posttrain-best:N": "Post-train N times, the best on validation",
     "stl-average:N": "single-task training N times, the weights averaged",
@@ -101,8 +95,7 @@ class ComparedMethod:
         if self.base == "recipe":
             return replace(recipe.algorithm, refit=refit)  # type: ignore[type-var]  # every algorithm is a dataclass
         own = recipe.algorithm
-        common: dict[str, Any] = {name: getattr(own, name) for name in ("interval", "select") if hasattr(own, name)}
-        common["refit"] = refit
+        common = {**recipe.shared_options, "refit": refit}
         if self.base.startswith("forkmerge"):
             return self._forkmerge(recipe, refit)
         if self.base == "posttrain":
@@ -119,20 +112,14 @@ class ComparedMethod:
         return SingleTask(**common) if self.base == "stl" else Joint(method=self.method, **common)
 
     def _forkmerge(self, recipe: Recipe, refit: bool) -> ForkMerge:
-        own, uniform = recipe.algorithm, self.base.endswith("-uniform")
-        if not isinstance(own, ForkMerge):
-            own = ForkMerge(**{name: getattr(own, name) for name in ("interval", "select") if hasattr(own, name)})
-        mixtures = _BRANCHES[self.base.removesuffix("-uniform")]()
-        search: Search | None = Fixed() if uniform else None
-        if not uniform and isinstance(own.search, Search):
-            search = fitting(own.search, len(mixtures.build(recipe.problem, {})))
+        base = self.base.removesuffix("-uniform")
+        mixtures, uniform = _BRANCHES[base](), {"search": Fixed()} if base != self.base else {}
+        count = len(mixtures.build(recipe.problem, {}))
         # Reference metrics belong to one target; without them the target-only branch of round 1 gives them.
-        return replace(
-            own, mixtures=mixtures, search=search, method=self.method, reference=None, refit=refit, keep_branches=False
-        )
+        return recipe.forkmerge(mixtures, count, method=self.method, reference=None, refit=refit, **uniform)
 
 
-COMPARED_METHODS = {word: ComparedMethod(word, label, word) for word, label in _LABELS.items()}
+COMPARED_METHODS = {word: ComparedMethod(word, label, word) for word, (label, _) in _RUNS.items()}
 
 
 def compared_methods_from(text: str) -> list[ComparedMethod]:
@@ -176,14 +163,14 @@ def _without_options(word: str) -> ComparedMethod:
     if counted := _COUNTED.fullmatch(lower):
         base, count = counted[1], int(counted[2])
         what, how = base.split("-")
-        label = f"{_LABELS[what]}, {how} of {count}"
+        label = f"{_RUNS[what][0]}, {how} of {count}"
         return ComparedMethod(lower, label, base, count=count)
     base, plus, method = word.partition("+")
     if plus:
         if base.lower() not in _WITH_METHOD:
             raise ConfigError("--methods: " + unknown_name("algorithm to combine with a method", base, _WITH_METHOD))
         name = _method_name(method)
-        return ComparedMethod(f"{base.lower()}+{_word(name)}", f"{_LABELS[base.lower()]} + {name}", base.lower(), name)
+        return ComparedMethod(f"{base.lower()}+{_word(name)}", f"{_RUNS[base.lower()][0]} + {name}", base.lower(), name)
     name = _method_name(word)
     return ComparedMethod(_word(name), name, "joint", name)
 

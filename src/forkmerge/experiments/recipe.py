@@ -15,8 +15,10 @@ from typing import Any
 from forkmerge.algorithms import Algorithm, ForkMerge, Joint, PostTrain, SingleTask, WeightGrid
 from forkmerge.algorithms.fit import ModelOrFactory
 from forkmerge.algorithms.run_record import Run
+from forkmerge.engine.merging.searches import Search, fitting
 from forkmerge.engine.training.model_binding import OptimizerFactory
 from forkmerge.engine.training.optimizers import OptimizerOf, SchedulerOf
+from forkmerge.engine.training.options import Training
 from forkmerge.errors import ConfigError, unknown_name
 from forkmerge.experiments.compare_options import check_table
 from forkmerge.problem.definition import Problem
@@ -30,31 +32,13 @@ else:
 _KINDS: tuple[type[Algorithm], ...] = (ForkMerge, Joint, SingleTask, PostTrain, WeightGrid)
 ALGORITHMS: dict[str, type[Algorithm]] = {cls.__name__: cls for cls in _KINDS}
 _KEYS = (
-    "recipe",
-    "arguments",
-    "target",
-    "steps",
-    "seed",
-    "optimizer",
-    "scheduler",
-    "training",
-    "algorithm",
-    "pretrain",
-    "development",
+    *("recipe", "arguments", "target", "steps", "seed", "optimizer", "scheduler", "training", "algorithm"),
+    *("pretrain", "development"),
 )
+_OWN_TABLES = ("optimizer", "scheduler", "method")  # options of training that stand elsewhere in a recipe
 _TRAINING = (
-    "clip_norm",
-    "accumulate",
-    "precision",
-    "channels_last",
-    "compile",
-    "loader_workers",
-    "paired",
-    "gradients",
-    "statistics",
-    "threads",
-    "devices",
-    "checkpoint_every",
+    *(item.name for item in fields(Training) if item.name not in _OWN_TABLES),
+    *("threads", "devices", "checkpoint_every"),
 )
 
 
@@ -79,6 +63,23 @@ class Recipe:
     algorithm: Algorithm = field(default_factory=ForkMerge)
     options: Mapping[str, Any] = field(default_factory=dict)
     source: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def shared_options(self) -> dict[str, Any]:
+        """The options of the algorithm that every other one has, too: steps between validations, the model returned."""
+        return {name: getattr(self.algorithm, name) for name in ("interval", "select") if hasattr(self.algorithm, name)}
+
+    def forkmerge(self, mixtures: Any, branches: int, **changes: Any) -> ForkMerge:
+        """Return ForkMerge with other branches and the recipe's own options, if that is what it trains with.
+
+        Args:
+            mixtures: The branches, or what makes them.
+            branches: How many there are: a search that cannot serve so many gives way to the default.
+            **changes: Other options.
+        """
+        own = self.algorithm if isinstance(self.algorithm, ForkMerge) else ForkMerge(**self.shared_options)
+        search = fitting(own.search, branches) if isinstance(own.search, Search) else None
+        return replace(own, **{"mixtures": mixtures, "search": search, "keep_branches": False, **changes})
 
     def fit(self, **options: Any) -> Run:
         """Run the recipe; options override the recipe's own (see `Algorithm.fit`)."""
