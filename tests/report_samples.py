@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from datetime import datetime
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from forkmerge.algorithms.run_record import BranchRecord, Candidate, Round, Run
 from forkmerge.algorithms.saved_run import SavedRun
+from forkmerge.analysis.diagnosis.pieces import FORMAT
 from forkmerge.analysis.merge_results import (
     CoefficientHistory,
     CombinationGains,
@@ -220,3 +222,10 @@ def all_figures(hostile: bool = False) -> list[Figure]:
             "many", "many branches", "", merges.coefficients_over_rounds({"": history(names(12, hostile), 9)}).panels
         ),
     ]
+
+
+def write_diagnosis(folder: Path) -> None:
+    """Make a folder that of a diagnosis that has ended."""
+    (folder / "diagnosis_plan.json").write_text("{}")
+    content = {"format": FORMAT, "diagnosis": diagnosis().to_json()}
+    (folder / "diagnosis.json").write_text(json.dumps(content))

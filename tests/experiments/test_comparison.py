@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -12,16 +10,13 @@ import pytest
 
 import compare_problem
 import forkmerge as fm
-from _asserts import assert_same_bits, bits
 from compare_problem import recipe
 from forkmerge.algorithms.equal_compute import Scaled
-from forkmerge.engine.executors import devices
 from forkmerge.engine.storage.run_folder import RunFolder
 from forkmerge.experiments import comparison_run as trial_module
 from forkmerge.experiments.comparison import Comparison, _target_folder, plan_comparison, run_comparison
-from forkmerge.experiments.comparison_run import safe_name
 from forkmerge.experiments.run_results import RunResult, read_run_results
-from forkmerge.report.comparison_tables import summary_from, tables_from, write_tables
+from forkmerge.report.comparison_tables import summary_from, tables_from
 from problems import Stopped, counting_steps
 
 PROBLEM = "compare_problem:recipe"
@@ -65,19 +60,6 @@ def test_every_method_runs_on_every_target_with_every_seed(tmp_path):
     assert {o.branches for o in found if o.method == "forkmerge"} == {2}
 
 
-def test_runs_are_what_fit_gives_and_share_their_seed(tmp_path):
-    found = {(o.method, o.target, o.seed): o for o in compared(tmp_path, targets="tgt,aux")}
-    algorithms = {"stl": fm.SingleTask(3), "ew": fm.Joint(interval=3), "forkmerge": fm.ForkMerge(interval=3)}
-    for (method, target, seed), outcome in found.items():
-        alone = by_hand(algorithms[method], seed, target)
-        with RunFolder.open(tmp_path / outcome.folder, lock=False) as store:
-            kept = store.model_tensors()
-            assert_same_bits(bits(alone), {name: kept[name] for name in bits(alone)})
-        test = recipe(seed).problem.evaluations("test")[target]
-        assert outcome.metrics == fm.measure(alone.model, test, seed=seed)
-        assert outcome.validation == alone.metrics
-
-
 def test_the_test_split_is_read_once_per_run_and_never_again(tmp_path):
     found = compared(tmp_path, tune={"lr": [0.1, 0.3]}, seeds=1)
     finals = [outcome for outcome in found if outcome.kind == "final"]
@@ -108,17 +90,6 @@ def test_interrupted_anywhere_it_ends_with_the_same_numbers(tmp_path, stops):
             compared(tmp_path / "cut", **options)
     compared(tmp_path / "cut", **options)
     assert facts(tmp_path / "cut") == facts(tmp_path / "whole")
-
-
-def test_killed_between_fit_and_test_it_is_tested_once(tmp_path, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(trial_module, "measure_test", lambda *_: (_ for _ in ()).throw(Stopped))
-        with pytest.raises(Stopped):
-            compared(tmp_path, seeds=1)
-    assert not compare_problem.test_reads
-    found = compared(tmp_path, seeds=1)
-    assert len(found) == 3
-    assert len(compare_problem.test_reads) == 90
 
 
 def test_a_run_that_fails_is_recorded_and_does_not_stop_the_rest(tmp_path):
@@ -213,41 +184,12 @@ def test_processes_change_nothing_but_time(tmp_path):
     assert facts(tmp_path / "here") == facts(tmp_path / "there")
 
 
-def test_every_worker_runs_on_a_device_of_its_own(tmp_path, monkeypatch):
-    seen, fit = [], fm.Algorithm.fit
-
-    def on_no_device(algorithm, problem, **options):
-        seen.append(options.pop("devices"))
-        return fit(algorithm, problem, **options)
-
-    monkeypatch.setattr(fm.Algorithm, "fit", on_no_device)
-    monkeypatch.setattr(devices, "own_index", lambda: 3)
-    found = compared(tmp_path, methods="ew", settings={"training": {"devices": ["one", "two"]}}, seeds=1)
-    assert seen == [["two"], ["two"]]
-    assert not any(o.error for o in found)
-
-
 def test_devices_change_nothing_but_where_runs_are(tmp_path):
     run_comparison(planned(), tmp_path / "here")
     run_comparison(planned(settings={"training": {"devices": ["cpu", "cpu"]}}), tmp_path / "there", workers=2)
     here, there = (facts(tmp_path / name) for name in ("here", "there"))
     assert here == there
     assert all(cost["memory"] is not None for cost in there["costs"].values())
-
-
-def test_tables_come_from_the_records_alone(tmp_path):
-    compared(tmp_path)
-    write_tables(tmp_path)
-    before = {path.name: path.read_bytes() for path in tmp_path.glob("comparison.*")}
-    assert set(before) == {"comparison.md", "comparison.csv", "comparison.tex", "comparison.json"}
-    for folder in (tmp_path / "tgt").iterdir():
-        if folder.is_dir():
-            shutil.rmtree(folder)
-    for name in before:
-        (tmp_path / name).unlink()
-    write_tables(tmp_path)
-    assert {path.name: path.read_bytes() for path in tmp_path.glob("comparison.*")} == before
-    assert json.loads(before["comparison.json"])["baseline"] == "STL"
 
 
 def test_other_settings_in_one_folder_are_refused(tmp_path):
@@ -279,12 +221,6 @@ def test_a_comparison_that_is_running_is_left_alone(tmp_path):
     assert seen
 
 
-def test_without_a_test_split_validation_is_shown_and_said_so(tmp_path):
-    compared(tmp_path, settings={"arguments": {"test": False}}, seeds=1)
-    assert summary_from(tmp_path).split == "validation"
-    assert any("no test split" in note for note in tables_from(tmp_path)[0].notes)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -308,16 +244,6 @@ def test_what_cannot_be_compared_is_refused_before_anything_runs(options, messag
 def test_a_problem_without_auxiliaries_is_refused():
     with pytest.raises(fm.ConfigError, match="there is nothing to compare"):
         plan_comparison("compare_problem:alone")
-
-
-@pytest.mark.parametrize("text", ["a/b", "../up", ".hidden", "sp ace", "ünï", "a" * 90 + "/"])
-def test_names_stay_inside_their_folder(text):
-    name = safe_name(text)
-    assert Path(name).name == name
-    assert name.isascii()
-    assert not name.startswith(".")
-    assert safe_name(text + "x") != name
-    assert safe_name("torchjd:UPGrad") == "torchjd-UPGrad"
 
 
 def test_targets_that_differ_in_case_alone_have_folders_of_their_own():

@@ -1,0 +1,52 @@
+"""The page of a run."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import report_samples as samples
+from command_line import invoke
+from forkmerge.report import (
+    page_from,
+    to_html,
+)
+from forkmerge.report.run_page import run_page, use_of
+
+pytest.importorskip("plotly")
+
+
+pytest.importorskip("matplotlib")
+
+
+def test_a_run_folder_becomes_a_page_with_the_command_that_made_it(tmp_path):
+    folder = tmp_path / "a run"
+    said = invoke("run", "compare_problem:recipe", "--out", folder).output
+    assert f"report '{folder}'" in said
+    assert invoke("report", folder).output.strip() == str(folder / "report.html")
+    page = page_from(folder)
+    assert set(page.figures) == {"coefficients", "relevance", "scores", "losses"}
+    assert page.headline.startswith("ForkMerge on tgt reached accuracy")
+    assert page.commands is not None
+    assert page.commands["this page"] == f"forkmerge report '{folder}'"
+    assert page.commands["this run"]
+    assert page.environment is not None
+    assert page.environment["torch"]
+    text = (folder / "report.html").read_text("utf-8")
+    assert text.count("<html") == 1
+    assert json.loads(invoke("report", folder, "--out", tmp_path / "new" / "b.html", "--json").output)["file"].endswith(
+        "b.html"
+    )
+
+
+def test_tasks_are_called_used_or_refused_against_equal_coefficients():
+    many = samples.story(40, 30).run
+    assert many is not None
+    words = use_of(many)
+    assert words["task 01"] == "used"
+    assert len(words) == 39
+
+
+def test_a_page_of_forty_tasks_and_five_hundred_rounds_is_small():
+    assert len(to_html(run_page(samples.story(40, 500))).encode()) < 10e6
