@@ -100,8 +100,7 @@ class Worker:
 class Team:
     """Worker processes that live as long as the team; starting them takes seconds, in which others may be busy.
 
-    Our own, not those of `concurrent.futures`: that pool gives up as a whole when one process dies, says nothing of one
-    that never starts, and cannot hand over memory. Once a process is up it may take as long as it likes to begin.
+    Once a process is up it may take as long as it likes to begin: problems may be slow to make.
 
     Args:
         count: How many processes.
@@ -177,7 +176,7 @@ class Team:
         if not worker.is_ready:
             with suppress(*_BROKEN):
                 while True:
-                    self._note(worker, *receive(worker.connection))  # its last words, if it had any, are the error
+                    self._note(worker, *receive(worker.connection))  # what it said last, if anything, is the error
             self._starts[worker.index] += 1
             if self._starts[worker.index] == _STARTS:
                 raise ProblemError(_cannot_start(f"it ended with {_exit(worker.process)}"))
