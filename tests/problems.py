@@ -19,7 +19,6 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset, TensorDataset
 
 import forkmerge as fm
-from _asserts import bits, facts, same_bits  # noqa: F401 (tests take them from here, too)
 from forkmerge.algorithms.run_record import Run
 from forkmerge.engine.merging.arithmetic import Coefficients, vertices
 from forkmerge.engine.merging.find_merge import MergeProblem

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import forkmerge as fm
-from _asserts import assert_other_bits, assert_same_bits, bits, facts
+from _asserts import assert_other_bits, assert_same_bits, assert_same_run, bits
 from forkmerge.algorithms.run_record import Run
 from forkmerge.engine.executors.branch_execution import BranchExecution
 from forkmerge.engine.storage.run_folder import RunFolder
@@ -43,8 +43,7 @@ class TestRounds:
 
     def test_another_seed_is_another_run_and_the_same_seed_the_same(self) -> None:
         runs = [fit(net=noisy_net, seed=seed) for seed in (1, 1, 2)]
-        assert_same_bits(runs[0], runs[1])
-        assert facts(runs[0]) == facts(runs[1])
+        assert_same_run(runs[0], runs[1])
         assert_other_bits(runs[0], runs[2])
 
     def test_unpaired_branches_are_trained_on_batches_of_their_own(self) -> None:

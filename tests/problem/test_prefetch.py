@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import forkmerge as fm
-from _asserts import assert_same_bits, facts
+from _asserts import assert_same_run
 from batch_data import CPU, Columnar, own_threads
 from forkmerge.problem import prefetch
 from forkmerge.problem.definition import Evaluation, Stream
@@ -73,8 +73,7 @@ class TestReadAhead:
         ahead_run = fit(algorithm, shared_problem(data, validation=scored), noisy_net)
         plain = evaluation(batch_size=7)
         plain_run = fit(algorithm, shared_problem(validation=plain), noisy_net)
-        assert_same_bits(ahead_run, plain_run)
-        assert facts(ahead_run) == facts(plain_run)
+        assert_same_run(ahead_run, plain_run)
         for dataset in (data, held_out):
             assert any(name.startswith("forkmerge-feed") for name in dataset.threads)
         assert not own_threads()

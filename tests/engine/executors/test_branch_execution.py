@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import forkmerge as fm
+from _asserts import assert_same_run, same_bits
 from forkmerge.engine.executors import shared_rows
 from forkmerge.engine.executors.branch_execution import BranchExecution, open_branches
 from forkmerge.engine.executors.branch_worker import Segment, TrainingJob
@@ -32,11 +33,9 @@ from problems import (
     domains_problem,
     evaluation,
     examples,
-    facts,
     fit,
     noisy_net,
     predict_target,
-    same_bits,
     seeded,
     shared_losses,
     shared_problem,
@@ -79,8 +78,7 @@ class TestTheSameBits:
         serial = fit(algorithm, problem, net, steps=64, **options)
         other = fit(algorithm, problem, net, steps=64, **where, **options)
         assert not active_children()
-        assert same_bits(serial, other)
-        assert facts(serial) == facts(other)
+        assert_same_run(serial, other)
 
 
 @dataclass(frozen=True)

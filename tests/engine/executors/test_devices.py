@@ -8,9 +8,10 @@ import pytest
 import torch
 
 import forkmerge as fm
+from _asserts import assert_same_bits
 from forkmerge.engine.executors import devices as devices_module
 from forkmerge.engine.executors.devices import on_own_device, own_index, resolve_workers, set_own_index
-from problems import fit, same_bits
+from problems import fit
 
 
 class TestDevices:
@@ -39,7 +40,7 @@ class TestDevices:
             fit(devices=["cpu", "cuda:0"])
 
     def test_one_device_needs_no_process(self) -> None:
-        assert same_bits(fit(devices=["cpu"], workers=1), fit())
+        assert_same_bits(fit(devices=["cpu"], workers=1), fit())
 
 
 def test_there_are_as_many_processes_as_devices_unless_somebody_says() -> None:

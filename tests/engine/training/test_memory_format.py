@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import forkmerge as fm
-from _asserts import assert_same_bits, bits, facts
+from _asserts import assert_same_bits, assert_same_run, bits
 from branch_training import resumed_bits, train
 from forkmerge.engine.training.memory_format import memory_format, suits_channels_last, to_channels_last
 from forkmerge.errors import ProblemError
@@ -172,8 +172,7 @@ def test_resumed_runs_keep_the_format_they_began_with(tmp_path: Path, monkeypatc
         "forkmerge.engine.training.memory_format._FEWEST_CHANNELS", 1000
     )  # another machine, or release, another rule
     again = fit(algorithm, net=wide_net, folder=tmp_path / "run", resume=True)
-    assert_same_bits(whole, again)
-    assert facts(whole) == facts(again)
+    assert_same_run(whole, again)
     assert fit(algorithm, net=wide_net).settings["training"]["channels_last"] is False
     with pytest.raises(fm.StoreError, match=r"training\.channels_last was True and is False now"):
         fit(algorithm, net=wide_net, folder=tmp_path / "run", resume=True, channels_last=False)
