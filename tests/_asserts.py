@@ -58,7 +58,8 @@ def assert_other_bits(left: Weights, right: Weights) -> None:
 
 def assert_same_run(left: Run, right: Run) -> None:
     """Two runs end with the same bits, by the same numbers."""
-    assert_same_run(left, right)
+    assert_same_bits(left, right)
+    assert facts(left) == facts(right)
 
 
 def assert_same_state(left: State, right: State) -> None:
