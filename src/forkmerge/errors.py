@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import site
 import sysconfig
@@ -98,6 +99,11 @@ def check_count(name: str, value: object, *, error: type[ForkMergeError] = Probl
     if not is_count(value):
         raise error(f"{name} must be a positive integer, got {value!r}.")
     return value
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether a value is a finite number; True and False are not numbers here."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def check_packages(user: str, extra: str, modules: Mapping[str, str]) -> None:

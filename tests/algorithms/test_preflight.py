@@ -89,6 +89,17 @@ class TestLosses:
         problem = problem_with(batch_size=1)
         refused("stream 'all' has batches of 1 and the model a BatchNorm layer.*at least 2", None, problem, noisy_net)
 
+    def test_labels_out_of_range(self, refused: Refuse) -> None:
+        inputs, labels = examples(16, 1)
+        dataset = TensorDataset(inputs, labels + 7)
+        refused("a label in the first batch of stream 'all' is [789], for which", None, shared_problem(dataset))
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.int16])
+    def test_labels_of_the_wrong_type(self, refused: Refuse, dtype: torch.dtype) -> None:
+        inputs, labels = examples(16, 1)
+        dataset = TensorDataset(inputs, labels.to(dtype))
+        refused("labels of stream 'all' have type .* classes as integers", None, shared_problem(dataset))
+
     def test_another_error_of_the_loss_is_the_users_own(self, refused: Refuse) -> None:
         def broken(*arguments: Any) -> Any:
             raise KeyError("labels")
@@ -102,6 +113,10 @@ class TestMetrics:
             raise ZeroDivisionError("no positives")
 
         refused("no positives", None, shared_problem(metrics={"m": broken}), error=ZeroDivisionError)
+
+    def test_a_metric_that_is_not_a_number_before_training(self, refused: Refuse) -> None:
+        problem = shared_problem(metrics={"m": lambda p, t: float("nan")})
+        refused("metric 'm' of the target 'tgt' is NaN before any training", None, problem)
 
     def test_a_metric_that_gives_no_number(self, refused: Refuse) -> None:
         problem = shared_problem(metrics={"m": lambda p, t: p})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -90,6 +91,21 @@ def test_help_speaks_of_the_command_by_the_name_it_was_called_by(tmp_path: Path)
         ("run tiny:recipe --set arguments.example=3", "It takes: examples."),
         ("run tiny:recipe --set steps=many", "steps must be a positive integer, got 'many'."),
         ("run tiny:recipe --steps 0 --dry-run", "steps must be a positive integer, got 0."),
+        ("run tiny:recipe --set optimizer.lr=-1", "Adam(lr=-1) cannot be made: Invalid learning rate: -1"),
+        ("run tiny:recipe --set optimizer.lr=fast", "Adam(lr='fast') cannot be made: "),
+        ("run tiny:recipe --set scheduler.name=StepLR", "StepLR() cannot be made: missing 1 required positional"),
+        ("run tiny:recipe --set training.clip_norm=x", "clip_norm must be a positive number, or None, got 'x'."),
+        ("run tiny:recipe --set training.paired=maybe", "paired must be True or False, got 'maybe'."),
+        ("run tiny:recipe --set training=5", "[training] must be a table"),
+        ("run tiny:recipe --set optimizer=5", "[optimizer] must be a table"),
+        ("run tiny:recipe --set algorithm=5", "[algorithm] must be a table"),
+        ("run tiny:recipe --set arguments=5", "[arguments] must be a table"),
+        ("run tiny:recipe --set seed=x", "seed must be an integer, got 'x'."),
+        ("run tiny:recipe --set seed=x --dry-run", "seed must be an integer, got 'x'."),
+        ("run tiny:recipe --algorithm PostTrain --set seed=x", "seed must be an integer, got 'x'."),
+        ("run tiny:recipe --set training.threads=100000", "threads must be at most "),
+        ("run tiny:recipe --set training.threads=100000 --dry-run", "threads must be at most "),
+        (f"run tiny:recipe --steps {10**400} --dry-run", "steps must be at most "),
         ("run tiny:recipe --out .", "exists and is not an empty folder"),
         ("show .", "is not a run folder"),
         ("resume .", "is not a run folder"),
@@ -141,6 +157,14 @@ def test_an_error_in_a_worker_process_is_shown_the_same_way(tiny: Any) -> None:
     assert "src/forkmerge/" not in shown
     assert "forkmerge: in the losses of stream 'tgt+aux'" in shown
     assert "forkmerge: at step 3 of branch" in shown
+
+
+def test_a_run_of_any_length_is_estimated_at_once(tiny: Any) -> None:
+    """Rounds that are alike are counted, not listed."""
+    shown = invoke("run", "tiny:recipe", "--steps", 10**14, "--set", "algorithm.interval=7", "--dry-run", "--json")
+    cost = json.loads(shown.stdout)
+    assert cost["merges"] == -(-(10**14) // 7)
+    assert cost["branch_steps"]["search"] == 2 * 10**14
 
 
 def test_the_demo_is_given_its_options(monkeypatch: pytest.MonkeyPatch) -> None:

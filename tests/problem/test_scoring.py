@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import forkmerge as fm
-from forkmerge.problem.scoring import evaluating
+from forkmerge.problem.scoring import evaluating, measure
 from problems import Augmented, Counted, examples, minus_loss, noisy_net, plain_net, predict_target, seeded
 
 
@@ -98,3 +98,15 @@ class TestMeasure:
     def test_a_metric_that_gives_no_number_is_named(self) -> None:
         with pytest.raises(fm.ProblemError, match=r"'per_class' must give one number, got a tensor of shape \(2,\)"):
             fm.measure(seeded(plain_net), evaluate({"per_class": lambda p, t: torch.zeros(2)}))
+
+
+def test_a_data_set_is_not_an_evaluation() -> None:
+    with pytest.raises(fm.ProblemError, match=r"measure needs an Evaluation, got TensorDataset: wrap the data set"):
+        measure(nn.Linear(2, 2), TensorDataset(torch.zeros(4, 2), torch.zeros(4)))
+
+
+def test_examples_that_are_no_pairs_need_a_predict() -> None:
+    triples = TensorDataset(*(torch.zeros(4, 2) for _ in range(3)))
+    message = r"pairs, and its batches are \[float32\[4, 2\], float32\[4, 2\], float32\[4, 2\]\]: pass predict="
+    with pytest.raises(fm.ProblemError, match=message):
+        measure(nn.Linear(2, 2), fm.Evaluation(triples, fm.accuracy))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from torch.utils.data import Subset, TensorDataset
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
+import forkmerge as fm
 from forkmerge.problem.split_dataset import join, part
 
 
@@ -29,3 +32,16 @@ def test_joined_examples_come_one_after_the_other_and_tensors_stay_tensors() -> 
     assert rows(joined) == [0.0, 1.0, 2.0, 0.0, 1.0]
     mixed = join(first, Subset(second, [1]))
     assert rows(mixed) == [0.0, 1.0, 2.0, 1.0]
+
+
+@pytest.mark.parametrize("kind", ["stream", "evaluation"])
+def test_what_is_no_data_set_is_refused_by_name(kind: str) -> None:
+    def make(dataset: Any) -> Any:
+        if kind == "stream":
+            return fm.Stream(dataset, lambda model, batch, tasks, context: {}, ("tgt",), 4)
+        return fm.Evaluation(dataset, fm.accuracy)
+
+    with pytest.raises(fm.ProblemError, match=r"needs a data set and got a DataLoader.*: pass loader\.dataset"):
+        make(DataLoader(TensorDataset(torch.zeros(4))))
+    with pytest.raises(fm.ProblemError, match=r"needs a data set and got 'train\.csv': read it first"):
+        make("train.csv")

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from forkmerge.algorithms.fit import Algorithm, ModelOrFactory, build_model, training_options
+from forkmerge.algorithms.fit import Algorithm, ModelOrFactory, build_model, check_numbers, training_options
 from forkmerge.algorithms.resolved_config import open_store, run_config, stored_training
 from forkmerge.algorithms.rounds import Observe
 from forkmerge.algorithms.run_record import Round, Run, environment
@@ -127,8 +127,8 @@ class Composed(Algorithm):
         **options: Any,
     ) -> Run:
         """Train and return the run; see `Algorithm.fit`. Parts are kept in subfolders of `folder`."""
+        check_numbers(steps, seed, threads)
         workers = resolve_workers(workers, options.get("devices"))
-        check_count("steps", steps)
         check_count("workers", workers)
         module, sealed, resume = build_model(model, seed), problem.sealed(), resume and is_started(folder)
         self.branch_steps(sealed, steps)  # refuses what cannot be divided into parts before anything is written

@@ -34,6 +34,8 @@ from forkmerge.problem.definition import Problem
 from forkmerge.problem.randomness import derive, random_state_kept, set_random_state
 from forkmerge.problem.scoring import device_of
 
+_MOST_STEPS = 10**15  # which no machine does
+_MOST_THREADS = 256  # that a run may ask for on a small machine: as many as it was begun with on a large one
 ModelOrFactory = nn.Module | Callable[[], nn.Module]
 
 
@@ -83,10 +85,10 @@ class Algorithm(ABC):
             rebuild: Makes the problem anew in worker processes instead of pickling it.
             **training: How every branch is trained: options of `forkmerge.Training`, such as `clip_norm=1.0`.
         """
-        check_count("steps", steps)
+        check_numbers(steps, seed, threads)
         settings, sealed = self.settings(problem), problem.sealed()
         options = training_options(optimizer, training, method=method_from(settings.method)).over(steps)
-        for name, value in {"workers": workers, "threads": threads, "checkpoint_every": checkpoint_every}.items():
+        for name, value in {"workers": workers, "checkpoint_every": checkpoint_every}.items():
             if value is not None:
                 check_count(name, value)
         workers, placed = resolve_workers(workers, devices), check_devices(devices)
@@ -134,6 +136,19 @@ class Algorithm(ABC):
                 state.notes.extend(note for note in (*notes, *store.warnings) if note not in state.notes)
                 run = _to_run(type(self).__name__, job.problem.target, rounds.steps, config, facts, state)
                 return _complete(run, execution.binding, state, store)
+
+
+def check_numbers(steps: object, seed: object, threads: object) -> None:
+    """Refuse numbers of a run that are none, or that no machine can have."""
+    if check_count("steps", steps) > _MOST_STEPS:
+        raise ProblemError(f"steps must be at most {_MOST_STEPS}, got {steps}.")
+    if not isinstance(seed, int) or isinstance(seed, bool):
+        raise ProblemError(f"seed must be an integer, got {seed!r}.")
+    most = max(_MOST_THREADS, 4 * (os.cpu_count() or 1))
+    if threads is not None and check_count("threads", threads) > most:
+        raise ProblemError(
+            f"threads must be at most {most}, got {threads}: this machine has {os.cpu_count()} processors."
+        )
 
 
 def training_options(optimizer: OptimizerFactory, options: Mapping[str, Any], **others: Any) -> Training:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -64,13 +65,23 @@ def check_run(problem: Problem, model: nn.Module, training: Training, settings: 
         with random_state_kept():
             for name, stream in problem.stream_map.items():
                 check_stream(name, stream, model, [*mixtures, *probes], training, seed)
-            measure(model, problem.target_validation, seed=seed)  # a metric that fails should fail now
+            check_metrics(problem, model, seed)
             if settings.refit:
                 check_union(problem, model, training, seed)
     finally:
         for buffer, value in saved:
             buffer.copy_(value)
         model.zero_grad(set_to_none=True)
+
+
+def check_metrics(problem: Problem, model: nn.Module, seed: int) -> None:
+    """Measure the target once: a metric that fails, or gives no number, should do so now."""
+    for name, value in measure(model, problem.target_validation, seed=seed).items():
+        if math.isnan(value):
+            raise ProblemError(
+                f"metric {name!r} of the target {problem.target!r} is NaN before any training, so nothing could be "
+                "chosen by it: look for NaN in the validation data, or for examples without labels."
+            )
 
 
 def check_method(problem: Problem, training: Training, mixtures: list[Mixture]) -> None:
@@ -114,6 +125,8 @@ def check_stream(
             cuts: list[tuple[torch.Tensor, torch.Tensor]] = []
             losses = stream.losses(model, batch, tasks, Context(0, seed, cuts))
     except Exception as error:
+        if (advice := _label_advice(name, error)) is not None:
+            raise ProblemError(advice) from error
         if "more than 1 value per channel" not in str(error):
             origin = f"the losses of stream {name!r} (tasks {', '.join(tasks)}) on the first batch, before training"
             note_origin(error, origin, batch=batch)
@@ -128,6 +141,25 @@ def check_stream(
             f"gradients='representation' needs a declared one, and the losses of stream {name!r} declare none: write "
             "z = context.shared(encoder(x)) there, or use gradients='parameters'."
         )
+
+
+_OUT_OF_RANGE = re.compile(r"Target (-?\d+) is out of bounds")
+_WRONG_TYPE = re.compile(r"expected (?:scalar type|target dtype to be) Long\b.* (?:found|got) (\w+)", re.IGNORECASE)
+
+
+def _label_advice(name: str, error: Exception) -> str | None:
+    """Say in the user's words what torch's losses say of labels; None of any other error."""
+    if match := _OUT_OF_RANGE.search(str(error)):
+        return (
+            f"a label in the first batch of stream {name!r} is {match[1]}, for which the model has no class: classes "
+            "count from 0, and the head needs one output for each; mark missing labels by -100."
+        )
+    if match := _WRONG_TYPE.search(str(error)):
+        return (
+            f"labels of stream {name!r} have type {match[1].lower()}, but the loss wants classes as "
+            "integers: convert them with .long()."
+        )
+    return None
 
 
 def check_union(problem: Problem, model: nn.Module, training: Training, seed: int) -> None:

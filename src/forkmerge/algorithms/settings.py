@@ -93,8 +93,8 @@ class Settings:
 
     def interval_of(self, steps: int) -> int:
         """Δt for a run of `steps` steps."""
-        return min(self.interval or math.ceil(steps / 5), steps)
+        return min(self.interval or -(-steps // 5), steps)
 
     def validate_every_of(self, steps: int) -> int:
         """Steps between in-interval validations for a run of `steps` steps."""
-        return self.validate_every or math.ceil(self.interval_of(steps) / 5)
+        return self.validate_every or -(-self.interval_of(steps) // 5)

@@ -40,7 +40,7 @@ def memory_of_run(settings: Settings, sizes: StateSizes, branches: int, workers:
     return {**{part: count for part, count in parts.items() if count}, "total": sum(parts.values())}
 
 
-def disk_of_run(settings: Settings, sizes: StateSizes, branches: Sequence[int], inside: bool) -> dict[str, int]:
+def disk_of_run(settings: Settings, sizes: StateSizes, first: int, in_all: int, inside: bool) -> dict[str, int]:
     """Return the bytes that a run's folder grows to.
 
     After a merge all branches have the merged weights, which are then written once; inside a round (`inside`) each has
@@ -49,14 +49,15 @@ def disk_of_run(settings: Settings, sizes: StateSizes, branches: Sequence[int], 
     Args:
         settings: The algorithm's options.
         sizes: Those of one branch.
-        branches: How many branches every round has.
+        first: How many branches the first round has, which has most.
+        in_all: How many all rounds have together.
         inside: Whether checkpoints are written inside rounds.
     """
-    first, weights = branches[0], sizes.weights + sizes.buffers
+    weights = sizes.weights + sizes.buffers
     held = 2 * settings.refit + (settings.select == "best") + first * (settings.checkpoint != "last")
     checkpoint = (1 + held) * weights + first * (sizes.optimizer + sizes.buffers)
     checkpoint += settings.floor * (weights + sizes.optimizer) + (first * sizes.weights if inside else 0)
-    kept = sum(branches) * weights if settings.keep_branches else 0
+    kept = in_all * weights if settings.keep_branches else 0
     parts = {"checkpoints": CHECKPOINTS_KEPT * checkpoint, "branches": kept, "model": sizes.weights + sizes.fixed}
     return {"checkpoint": checkpoint, **parts, "total": sum(parts.values())}
 

@@ -10,13 +10,14 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 from torch import nn
 
 from forkmerge.algorithms import Algorithm
 from forkmerge.algorithms.composed import Composed
-from forkmerge.algorithms.fit import build_model
+from forkmerge.algorithms.fit import build_model, check_numbers
 from forkmerge.algorithms.floor import floor_branch
 from forkmerge.algorithms.settings import Settings
 from forkmerge.engine.executors.branch_execution import BranchExecution, open_branches
@@ -25,7 +26,6 @@ from forkmerge.engine.executors.devices import resolve_workers
 from forkmerge.engine.executors.serial import SerialExecutor
 from forkmerge.engine.training.options import Mixture
 from forkmerge.engine.training.state import State
-from forkmerge.errors import check_count
 from forkmerge.experiments.bytes_of_run import StateSizes, disk_of_run, memory_of_run, sizes_of
 from forkmerge.experiments.pretraining import first_model
 from forkmerge.experiments.recipe import Recipe
@@ -87,8 +87,9 @@ class RunCost:
 
 @dataclass(frozen=True)
 class _RoundSize:
-    """The steps of a round, the branches that it has at most, and whether it also trains the floor."""
+    """Rounds that are alike: their number, steps each, branches at most, and whether they also train the floor."""
 
+    count: int
     steps: int
     branches: int
     has_floor: bool
@@ -122,7 +123,7 @@ def estimate_run(recipe: Recipe, *, workers: int | None = None, timed_steps: int
     """
     options, algorithm, steps = recipe.options, recipe.algorithm, recipe.steps
     workers = resolve_workers(workers or options.get("workers"), options.get("devices"))
-    check_count("steps", steps)
+    check_numbers(steps, options.get("seed", 0), options.get("threads"))
     problem, settings, seed = recipe.problem.sealed(), algorithm.settings(recipe.problem), options.get("seed", 0)
     model = build_model(lambda: first_model(recipe.model), seed)
     threads = options.get("threads") or max(torch.get_num_threads() // workers, 1)
@@ -142,7 +143,7 @@ def estimate_run(recipe: Recipe, *, workers: int | None = None, timed_steps: int
         weights=problem.weights,
         steps=steps,
         interval=settings.interval_of(steps),
-        merges=len(rounds) if _searches(settings, count) else 0,
+        merges=sum(r.count for r in rounds) if _searches(settings, count) else 0,
         branches=branches,
         probes=probes,
         branch_steps=_steps_by_phase(settings, rounds, len(probes)),
@@ -150,7 +151,11 @@ def estimate_run(recipe: Recipe, *, workers: int | None = None, timed_steps: int
         examples=problem.target_validation.size,
         memory=memory_of_run(settings, timing.sizes, count, workers),
         disk=disk_of_run(
-            settings, timing.sizes, [r.branches for r in rounds], inside=bool(options.get("checkpoint_every"))
+            settings,
+            timing.sizes,
+            rounds[0].branches,
+            sum(r.count * r.branches for r in rounds),
+            inside=bool(options.get("checkpoint_every")),
         ),
         seconds={**seconds, "total": sum(seconds.values())},
         parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
@@ -207,22 +212,26 @@ def _round_sizes(settings: Settings, problem: Problem, steps: int, *, paired: bo
     """
     mixtures = settings.branches(problem, dict.fromkeys((probe.name for probe in settings.probes(problem)), 0.0))
     branches, is_shared = len(mixtures), floor_branch(mixtures, problem.target, paired=paired) is not None
-    interval, rounds = settings.interval_of(steps), []
-    for index, start in enumerate(range(0, steps, interval)):
-        pruned = settings.prune_to is not None and index >= settings.prune_after
+    interval = settings.interval_of(steps)
+    count = -(-steps // interval)  # rounded up, also where a float could not hold it
+    # There may be millions of rounds, but they change only here.
+    changes = sorted({0, 1, settings.prune_after, count - 1, count})
+    rounds = []
+    for first, end in pairwise(index for index in changes if index <= count):
+        pruned = settings.prune_to is not None and first >= settings.prune_after
         left = min(branches, settings.prune_to or branches) if pruned else branches
-        has_floor = settings.floor and not (is_shared and (index == 0 or branches == 1))
-        rounds.append(_RoundSize(min(interval, steps - start), left, has_floor))
+        has_floor = settings.floor and not (is_shared and (first == 0 or branches == 1))
+        rounds.append(_RoundSize(end - first, min(interval, steps - first * interval), left, has_floor))
     return rounds
 
 
 def _steps_by_phase(settings: Settings, rounds: Sequence[_RoundSize], probes: int) -> dict[str, int]:
     """Return the steps over all branches, by phase, at most."""
-    search = sum(r.steps * r.branches for r in rounds)
+    search = sum(r.count * r.steps * r.branches for r in rounds)
     counts = {
         "probes": probes * settings.constructor.probe_steps,
         "search": search if _searches(settings, rounds[0].branches) else 0,
-        "floor": sum(r.steps for r in rounds if r.has_floor),
+        "floor": sum(r.count * r.steps for r in rounds if r.has_floor),
         "refit": search if settings.refit else 0,
     }
     return {**{phase: count for phase, count in counts.items() if count}, "total": sum(counts.values())}
@@ -235,7 +244,7 @@ def _count_passes(settings: Settings, problem: Problem, rounds: Sequence[_RoundS
     examples = problem.target_validation.size
     share = min(settings.search_examples or examples, examples) / examples
     snapshots = settings.checkpoint != "last"
-    every = settings.validate_every_of(sum(r.steps for r in rounds))
+    every = settings.validate_every_of(sum(r.count * r.steps for r in rounds))
 
     def of(r: _RoundSize) -> float:
         # The vertices of the search are the branches themselves, which are scored anyway, and so is what is returned.
@@ -247,7 +256,7 @@ def _count_passes(settings: Settings, problem: Problem, rounds: Sequence[_RoundS
         searched = blends if settings.search_for(r.branches).guarded else 0
         return ranked + (blends > 0) + r.has_floor + share * (r.branches + searched)
 
-    total = sum(of(r) for r in rounds) + probes + 1  # the one that tries the metrics before training
+    total = sum(r.count * of(r) for r in rounds) + probes + 1  # the one that tries the metrics before training
     return {"per merge": of(rounds[0]), "total": total}
 
 
@@ -287,8 +296,11 @@ def _training_seconds(settings: Settings, rounds: Sequence[_RoundSize], timing: 
     total = settings.constructor.probe_steps * _makespan(probes, workers)
     if _searches(settings, len(steps)):
         alone = timing.branches[0].seconds_per_step
-        total += sum(r.steps * _makespan(steps[: r.branches] + [alone] * r.has_floor, workers) for r in rounds)
-    return total + settings.refit * sum(r.steps * _makespan(steps[: r.branches], workers) for r in rounds)
+        total += sum(
+            r.count * r.steps * _makespan(steps[: r.branches] + [alone] * r.has_floor, workers) for r in rounds
+        )
+    refit = sum(r.count * r.steps * _makespan(steps[: r.branches], workers) for r in rounds)
+    return total + settings.refit * refit
 
 
 def _makespan(seconds: Sequence[float], workers: int) -> float:
@@ -300,5 +312,5 @@ def _bn_batches(settings: Settings, model: nn.Module, rounds: Sequence[_RoundSiz
     norms = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
     if settings.bn != "recompute" or not norms:
         return 0
-    installed = settings.refit * sum(r.branches > 1 for r in rounds)
-    return settings.bn_batches * (sum(_count_blends(settings, r.branches) for r in rounds) + installed)
+    installed = settings.refit * sum(r.count * (r.branches > 1) for r in rounds)
+    return settings.bn_batches * (sum(r.count * _count_blends(settings, r.branches) for r in rounds) + installed)

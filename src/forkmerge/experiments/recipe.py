@@ -129,7 +129,7 @@ def recipe_from(source: Mapping[str, Any]) -> Recipe:
     if "recipe" not in settings:
         raise ConfigError("a recipe file needs recipe = 'module:function', which returns a forkmerge.Recipe.")
     function = _find_function(str(settings["recipe"]), source["folders"])
-    recipe = _call(function, settings.get("arguments", {}), str(settings["recipe"]))
+    recipe = _call(function, _table("arguments", settings.get("arguments", {})), str(settings["recipe"]))
     if not isinstance(recipe, Recipe):
         raise ConfigError(f"{settings['recipe']} must return a forkmerge.Recipe, got {type(recipe).__name__}.")
     recipe = _override(recipe, settings)
@@ -174,7 +174,7 @@ def _override(recipe: Recipe, settings: Mapping[str, Any]) -> Recipe:
         kind, rest = _named("scheduler", settings["scheduler"])
         options["scheduler"] = SchedulerOf(kind, **rest)
     if "training" in settings:
-        _check_keys("[training]", settings["training"], _TRAINING)
+        _check_keys("[training]", _table("training", settings["training"]), _TRAINING)
         options.update(settings["training"])
     if "algorithm" in settings:
         changes["algorithm"] = algorithm_from(settings["algorithm"], recipe.algorithm)
@@ -186,7 +186,7 @@ def algorithm_from(value: str | Mapping[str, Any], default: Algorithm) -> Algori
 
     Options alone change the recipe's own algorithm; a name starts from that algorithm's defaults.
     """
-    options = {"name": value} if isinstance(value, str) else dict(value)
+    options = {"name": value} if isinstance(value, str) else _table("algorithm", value)
     name = options.pop("name", None)
     preset = options.pop("preset", None)
     kind = type(default) if name is None else ALGORITHMS.get(name)
@@ -222,11 +222,17 @@ def _optimizer(value: Any, own: OptimizerFactory) -> OptimizerOf:
 
 
 def _named(what: str, value: Any) -> tuple[str, dict[str, Any]]:
-    options = {"name": value} if isinstance(value, str) else dict(value)
+    options = {"name": value} if isinstance(value, str) else _table(what, value)
     if "name" not in options:
         example = "Adam" if what == "optimizer" else "CosineAnnealingLR"
         raise ConfigError(f"[{what}] needs a name, e.g. name = {example!r}.")
     return str(options.pop("name")), options
+
+
+def _table(name: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"[{name}] must be a table such as --set {name}.key=value sets, got {value!r}.")
+    return dict(value)
 
 
 def _check_keys(where: str, table: Mapping[str, Any], names: Any) -> None:

@@ -6,7 +6,6 @@ Nothing here knows how training works. A task is addressed by its name everywher
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,9 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset
 
-from forkmerge.errors import ProblemError, check_count, check_name, unknown_name
+from forkmerge.errors import ProblemError, check_count, check_name, is_number, unknown_name
+from forkmerge.problem.error_facts import describe
 from forkmerge.problem.randomness import derive
-from forkmerge.problem.split_dataset import join, part, size_of
+from forkmerge.problem.split_dataset import check_dataset, join, part, size_of
 
 Losses = Callable[[nn.Module, Any, Sequence[str], "Context"], Mapping[str, "Tensor | None"]]
 Predict = Callable[[nn.Module, Any], "tuple[Any, Any]"]
@@ -99,6 +99,7 @@ class Stream:
     def __post_init__(self) -> None:
         object.__setattr__(self, "tasks", (self.tasks,) if isinstance(self.tasks, str) else tuple(self.tasks))
         served = ", ".join(map(str, self.tasks))
+        check_dataset(f"the stream of {served}", self.dataset)
         if isinstance(self.dataset, IterableDataset) or not hasattr(self.dataset, "__getitem__"):
             raise ProblemError(
                 f"the stream of {served} has an iterable data set, whose order cannot be a function "
@@ -124,6 +125,11 @@ class Stream:
 
 def predict_pair(model: nn.Module, batch: Any) -> tuple[Any, Any]:
     """Return (model(inputs), targets) for batches that are (inputs, targets) pairs."""
+    if not isinstance(batch, list | tuple) or len(batch) != 2:
+        raise ProblemError(
+            f"an evaluation without predict=… needs a data set of (input, target) pairs, and its batches are "
+            f"{describe(batch)}: pass predict=function of (model, batch) that returns (predictions, targets)."
+        )
     inputs, targets = batch
     return model(inputs), targets
 
@@ -161,6 +167,7 @@ class Evaluation:
             object.__setattr__(self, "metrics", {name: self.metrics})
         if not self.metrics:
             raise ProblemError("an evaluation needs at least one metric.")
+        check_dataset("an evaluation", self.dataset)
         check_count("the batch size of an evaluation", self.batch_size)
         for name in self.higher_is_better:
             if name not in self.metrics:
@@ -303,7 +310,7 @@ class Problem:
 
 def check_weight(name: str, task: str, weight: object) -> None:
     """Refuse a task weight that is not a finite number of at least 0."""
-    if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight) or weight < 0:
+    if not is_number(weight) or weight < 0:
         raise ProblemError(f"branch {name!r}: the weight of task {task!r} must be a finite number ≥ 0, got {weight!r}.")
 
 

@@ -46,6 +46,11 @@ def measure(
 
     Batches are fixed by position, and randomness by `seed`, so the same model always gets the same numbers.
     """
+    if not isinstance(evaluation, Evaluation):
+        raise ProblemError(
+            f"measure needs an Evaluation, got {type(evaluation).__name__}: wrap the data set with its metrics, e.g. "
+            "measure(model, fm.Evaluation(dataset, fm.accuracy))."
+        )
     order = list(range(evaluation.size) if indices is None else indices)
     if adds_up(evaluation):
         reader = CostReader(evaluation, seed)

@@ -1,12 +1,13 @@
-"""Data sets counted, joined and divided; tensors stay tensors, so that they are still read by one indexed read."""
+"""Data sets checked, counted, joined and divided; tensors stay tensors, still read by one indexed read."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
 from forkmerge.errors import ProblemError
 
@@ -17,6 +18,17 @@ def size_of(dataset: Dataset[Any]) -> int:
         return len(dataset)  # type: ignore[arg-type]  # Dataset does not promise __len__; map-style ones have it
     except TypeError:
         raise ProblemError(f"a data set of type {type(dataset).__name__} has no length: add __len__.") from None
+
+
+def check_dataset(user: str, dataset: object) -> None:
+    """Refuse what is often given in the place of a data set."""
+    if isinstance(dataset, DataLoader):
+        raise ProblemError(
+            f"{user} needs a data set and got a DataLoader, whose order cannot be a function of the step: pass "
+            "loader.dataset, and its batch_size and collate_fn as options."
+        )
+    if isinstance(dataset, str | bytes | Path):
+        raise ProblemError(f"{user} needs a data set and got {dataset!r}: read it first.")
 
 
 def part(dataset: Dataset[Any]) -> tuple[Dataset[Any], Dataset[Any]]:

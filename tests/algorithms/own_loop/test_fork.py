@@ -376,6 +376,18 @@ class TestStateDicts:
         with pytest.raises(fm.ProblemError, match="the state has branches alone, joint, this fork alone, pair"):
             other.load_state_dict(forked.state_dict())
 
+    def test_a_state_that_is_not_a_fork_s_is_refused_and_changes_nothing(self) -> None:
+        forked = self.new(sgd)
+        before = branch_bits(forked)
+        for foreign in (seeded(noisy_net).state_dict(), {"branches": {"alone": 1}, "merged": {}}, [1], {}):
+            with pytest.raises(fm.ProblemError, match="this is not a fork's state: load_state_dict takes what"):
+                forked.load_state_dict(foreign)
+        model = seeded(plain_net)
+        other = fm.fork(model, sgd(model), BRANCHES).state_dict()
+        with pytest.raises(fm.ProblemError, match=r"branch 'alone' is that of another model: it has \d+ parameters"):
+            forked.load_state_dict(other)
+        assert same_bits(branch_bits(forked)["joint"], before["joint"])
+
 
 class TestBadBranches:
     def test_a_branch_of_nan_gets_coefficient_zero_is_named_and_starts_anew(self) -> None:
@@ -484,3 +496,9 @@ def test_branches_as_a_list() -> None:
     model = plain_net()
     with pytest.raises(fm.ProblemError, match=r"branches must be .* got list"):
         fm.fork(model, torch.optim.SGD(model.parameters(), lr=0.1), ["alone"])
+
+
+def test_a_branch_without_task_weights() -> None:
+    model = plain_net()
+    with pytest.raises(fm.ProblemError, match=r"branch 'a': task weights must be \{task: weight\}, got 1\.0"):
+        fm.fork(model, sgd(model), {"a": 1.0})

@@ -27,8 +27,8 @@ def test_an_optimizer_class_in_place_of_a_factory() -> None:
     [
         ({"precision": "float8"}, "precision must be float32, bfloat16 or float16, got 'float8'"),
         ({"accumulate": 0}, "accumulate must be a positive integer, got 0"),
-        ({"clip_norm": -1.0}, r"clip_norm must be positive, got -1\.0"),
-        ({"clip_norm": float("nan")}, "clip_norm must be positive, got nan"),
+        ({"clip_norm": -1.0}, r"clip_norm must be a positive number, or None, got -1\.0"),
+        ({"clip_norm": float("nan")}, "clip_norm must be a positive number, or None, got nan"),
         ({"loader_workers": -1}, "loader_workers must be an integer ≥ 0, got -1"),
         ({"statistics": "mine"}, "statistics must be 'all' or 'target', got 'mine'"),
     ],

@@ -14,7 +14,13 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from forkmerge.algorithms.faulty_branches import find_faulty
 from forkmerge.algorithms.own_loop.copy_training import copy_training
-from forkmerge.algorithms.own_loop.merge_checks import ScoreWatch, check_equally_trained, check_scores, check_trained
+from forkmerge.algorithms.own_loop.merge_checks import (
+    ScoreWatch,
+    check_equally_trained,
+    check_scores,
+    check_state_dict,
+    check_trained,
+)
 from forkmerge.algorithms.own_loop.paired_loader import LoaderList, PairedPasses
 from forkmerge.engine.merging.arithmetic import Coefficients
 from forkmerge.engine.merging.blend import Blender
@@ -203,10 +209,7 @@ class Fork:
 
     def load_state_dict(self, value: Mapping[str, Any]) -> None:
         """Go on from where `state_dict` was taken, in a fork of the same model with the same branches."""
-        if list(value["branches"]) != list(self._branches):
-            raise ProblemError(
-                f"the state has branches {', '.join(value['branches'])}, this fork {', '.join(self._branches)}."
-            )
+        check_state_dict(value, {name: branch._state for name, branch in self._branches.items()})
         loaders = LoaderList()
         for name, branch in self._branches.items():
             stored = value["branches"][name]
@@ -303,6 +306,8 @@ def fork(
         raise ProblemError("the scheduler given drives another optimizer: make it from the optimizer given.")
     forked, loaders = [], LoaderList()
     for name, weights in branches.items():
+        if not isinstance(weights, Mapping):
+            raise ProblemError(f"branch {name!r}: task weights must be {{task: weight}}, got {weights!r}.")
         for task, weight in weights.items():
             check_weight(name, task, weight)
         module, own_optimizer, own_scheduler, own_scaler = copy_training(model, optimizer, scheduler, scaler)

@@ -87,3 +87,24 @@ class ScoreWatch:
                 "better. Otherwise training makes the target worse: lower the learning rate, or merge more often.",
                 stacklevel=3,
             )
+
+
+def check_state_dict(value: object, own: Mapping[str, State]) -> None:
+    """Refuse what is not the state of a fork of the same model with the same branches."""
+    parts = [value.get(key) for key in ("branches", "merged")] if isinstance(value, Mapping) else [None]
+    branches = parts[0]
+    if not isinstance(branches, Mapping) or not all(isinstance(part, Mapping) for part in (*parts, *branches.values())):
+        raise ProblemError(
+            "this is not a fork's state: load_state_dict takes what state_dict of a fork gave, not that of a model or "
+            "an optimizer."
+        )
+    if list(branches) != list(own):
+        raise ProblemError(f"the state has branches {', '.join(branches)}, this fork {', '.join(own)}.")
+    for name, state in own.items():
+        stored = [branches[name]["state"]["rows"], state.rows]
+        if len({str({key: tuple(row.shape) for key, row in rows.items()}) for rows in stored}) > 1:
+            sizes = [sum(row.numel() for row in rows.values()) for rows in stored]
+            raise ProblemError(
+                f"the state of branch {name!r} is that of another model: it has {sizes[0]} parameters, this fork's "
+                f"has {sizes[1]}."
+            )

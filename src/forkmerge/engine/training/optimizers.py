@@ -11,7 +11,7 @@ from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from forkmerge.errors import ProblemError, unknown_name
+from forkmerge.errors import ProblemError, is_number, unknown_name
 
 _SHARE = re.compile(r"(\d+(?:\.\d+)?)%")
 
@@ -26,6 +26,14 @@ class _Factory:
         for option in options:
             if option not in parameters and not takes_any:
                 raise ProblemError(unknown_name(f"option of {kind.__name__}", option, list(parameters)[1:]))
+
+    def made(self, first: Any) -> Any:
+        """Return an object of the class; what it refuses is said in one sentence, by the name of the class."""
+        try:
+            return self.kind(first, **self.options)
+        except (TypeError, ValueError) as error:
+            reason = str(error).replace(f"{self.kind.__name__}.__init__() ", "").rstrip(".")
+            raise ProblemError(f"{self!r} cannot be made: {reason}.") from error
 
     def __repr__(self) -> str:
         options = ", ".join(f"{key}={value!r}" for key, value in self.options.items())
@@ -61,11 +69,13 @@ class OptimizerOf(_Factory):
             factor = next((f for prefix, f in self.group_lr.items() if name.startswith(prefix)), 1.0)
             if parameter.requires_grad:
                 groups.setdefault(factor, []).append(parameter)
-        lr = self.options["lr"]
+        lr = self.options.get("lr")
+        if not is_number(lr):
+            raise ProblemError(f"{self!r} has shares of a learning rate, which must be a number: give lr=….")
         return self._make([{"params": p, "lr": lr * f} for f, p in groups.items()])
 
     def _make(self, parameters: list[Any]) -> Optimizer:
-        optimizer: Optimizer = self.kind(parameters, **self.options)
+        optimizer: Optimizer = self.made(parameters)
         return optimizer
 
     def __repr__(self) -> str:
@@ -100,7 +110,7 @@ class SchedulerOf(_Factory):
             raise ProblemError(
                 f"{self!r}: {shares[0]} is a share of the run's steps; say of how many with over(steps)."
             )
-        scheduler: LRScheduler = self.kind(optimizer, **self.options)
+        scheduler: LRScheduler = self.made(optimizer)
         return scheduler
 
 

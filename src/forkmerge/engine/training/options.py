@@ -14,7 +14,7 @@ from forkmerge.engine.training.memory_format import suits_channels_last, to_chan
 from forkmerge.engine.training.model_binding import ModelBinding, OptimizerFactory, SchedulerFactory
 from forkmerge.engine.training.optimizers import SchedulerOf
 from forkmerge.engine.training.torch_compile import backend_of, install
-from forkmerge.errors import ProblemError, check_count, check_name, is_count
+from forkmerge.errors import ProblemError, check_count, check_name, is_count, is_number
 from forkmerge.methods.base import LossMethod, Method
 from forkmerge.problem.scoring import device_of
 
@@ -93,8 +93,12 @@ class Training:
         if self.precision not in ("float32", "bfloat16", "float16"):
             raise ProblemError(f"precision must be float32, bfloat16 or float16, got {self.precision!r}.")
         check_count("accumulate", self.accumulate)
-        if self.clip_norm is not None and not self.clip_norm > 0:
-            raise ProblemError(f"clip_norm must be positive, got {self.clip_norm!r}.")
+        if self.clip_norm is not None and not (is_number(self.clip_norm) and self.clip_norm > 0):
+            raise ProblemError(f"clip_norm must be a positive number, or None, got {self.clip_norm!r}.")
+        if not isinstance(self.paired, bool):
+            raise ProblemError(f"paired must be True or False, got {self.paired!r}.")
+        if self.lr_of is not None and not isinstance(self.lr_of, str):
+            raise ProblemError(f"lr_of must be the beginning of parameters' names, or None, got {self.lr_of!r}.")
         if self.channels_last not in (None, True, False):
             raise ProblemError(f"channels_last must be True, False or None (by rule), got {self.channels_last!r}.")
         if self.compile:
