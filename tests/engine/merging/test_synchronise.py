@@ -122,3 +122,24 @@ class TestSynchronise:
             synchronise(branches, State(3, {"r": torch.zeros(4)}), (0.0, 0.0), policy)
             for branch in branches:
                 assert (branch.rows["r"].tolist(), branch.optimizer_rows, branch.method) == ([0.0] * 4, {}, {})
+
+    def test_the_optimizer_of_a_branch_that_diverged_stays_out_of_the_average(self) -> None:
+        merged = State(3, {"r": torch.full((4,), 2.0)})
+        for spoilt in ("rows", "optimizer_rows"):  # older weights, which were sound, may stand for those that are not
+            branches = self.branches(1.0, 2.0, 3.0)
+            for value, branch in enumerate(branches):
+                branch.optimizer_rows["m/r"].fill_(value)
+            for row in getattr(branches[0], spoilt).values():
+                row.fill_(math.nan)
+            synchronise(branches, merged, (0.5, 0.125, 0.375), "average")
+            assert [branch.rows["r"][0].item() for branch in branches] == [2.0] * 3
+            assert [branch.method for branch in branches] == [{}, {"w": 2.0}, {"w": 3.0}]
+            assert branches[0].optimizer_rows == {}
+            assert [branch.optimizer_rows["m/r"].tolist() for branch in branches[1:]] == [[1.75] * 4] * 2
+
+    def test_optimizers_are_reset_where_only_branches_that_diverged_entered_the_merge(self) -> None:
+        branches = self.branches(1.0, 2.0, 3.0)
+        branches[0].optimizer_rows["m/r"].fill_(math.inf)
+        synchronise(branches, State(3, {"r": torch.zeros(4)}), (1.0, 0.0, 0.0), "average")
+        assert [branch.optimizer_rows for branch in branches] == [{}] * 3
+        assert [branch.method for branch in branches] == [{}, {"w": 2.0}, {"w": 3.0}]
