@@ -113,3 +113,25 @@ def test_nearly_opposite_gradients_are_solved_as_long_as_they_are_not_stationary
     for gap in (1e-2, 1e-4, 1e-6, 1e-8):  # the shortest convex combination has the squared length gap/2
         weights = nash([[1.0, gap - 1], [gap - 1, 1.0]])
         np.testing.assert_allclose(weights, np.full(2, gap**-0.5), rtol=1e-6)
+
+
+def test_a_step_is_halved_until_the_objective_falls_as_much_as_its_slope_promises():
+    halved = 0
+    for case in range(300):
+        rng = make_rng(case)
+        unit = rng.standard_normal((4, 5)) + rng.choice([0.0, 1.0])
+        unit /= np.linalg.norm(unit, axis=1, keepdims=True)
+        cosines, powers, solution = unit @ unit.T, rng.uniform(0.3, 3, 4), 10 ** rng.uniform(-1, 0.5, 4)
+
+        def objective(b, cosines=cosines, powers=powers):
+            return 0.5 * b @ cosines @ b - powers @ np.log(b)
+
+        residual = powers - solution * (cosines @ solution)
+        step = residual * 10 ** rng.uniform(-1, 1)  # along the slope; Newton's own is hardly ever too long
+        decrease = residual @ step
+        scale = min(1.0, -0.95 / min(step.min(), -1e-300))  # 0.95 of the way to the first weight of zero
+        while objective(solution) - objective(solution * (1 + scale * step)) < 0.1 * scale * decrease:
+            scale /= 2
+            halved += 1
+        assert _nash._damping(cosines, powers, solution, step, decrease) == pytest.approx(scale, rel=1e-12)
+    assert halved > 20

@@ -21,7 +21,7 @@ def method(request, monkeypatch):
 def test_the_solution_is_that_of_an_independent_solver_from_any_first_guess(method):
     for case in range(200):
         rng = make_rng(case)
-        tasks = int(rng.integers(1, 9))
+        tasks = int(rng.integers(1, 9)) if case % 4 else 30
         matrix = rng.standard_normal((tasks + 4, tasks)) * 10 ** rng.uniform(-2, 2, tasks)
         side = matrix @ rng.standard_normal(tasks) + rng.standard_normal(tasks + 4)
         guess = rng.random(tasks) < 0.5
