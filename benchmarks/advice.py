@@ -20,7 +20,7 @@ from harness import HERE, begin, parser, read_results, save
 from page import Goal, Section, Table
 
 import forkmerge as fm
-from forkmerge.analysis.advice import ShortRun, advise, affinity, compute_share, probe, probe_settings
+from forkmerge.analysis.advice import ShortRun, advise, affinity, pair_units, probe, probe_settings
 from forkmerge.analysis.results import TransferCurve
 from forkmerge.analysis.studies import measure_transfer
 from forkmerge.analysis.transfer_runs import Recipes, SeededSource, forkmerge
@@ -75,10 +75,18 @@ def score_probes(recipes: Recipes, seeds: Sequence[int]) -> dict[str, dict[str, 
     return found
 
 
+def share_of_training(recipe: fm.Recipe) -> float:
+    """Return what a probe costs relative to one full run per auxiliary and one of the target alone, in batches."""
+    settings = probe_settings(recipe.problem, recipe.steps)
+    pairs = sum(pair_units(recipe.problem, auxiliary) for auxiliary in recipe.problem.auxiliaries)
+    batches = settings.prefix + settings.steps * (1 + len(settings.weights) * pairs)
+    return batches / (recipe.steps * (1 + pairs))
+
+
 def score_setting(recipes: Recipes, seeds: Sequence[int], workers: int) -> dict[str, Any]:
     """Return truth and estimates of all pairs of a target, and what the estimates cost."""
     recipe = recipes(seeds[0])
-    share = compute_share(recipe.problem, probe_settings(recipe.problem, recipe.steps), recipe.steps)
+    share = share_of_training(recipe)
     probed = score_probes(recipes, seeds)
     measure = partial(measure_transfer, recipes, weights=(1.0,), seeds=seeds, split="test", workers=workers)
     curves, merged = measure(), measure(maker=forkmerge) if isinstance(recipes, SeededSource) else {}

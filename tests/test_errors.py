@@ -12,6 +12,7 @@ from forkmerge.errors import (
     ProblemError,
     StoreError,
     check_count,
+    check_keys,
     check_name,
     command,
     is_count,
@@ -67,3 +68,11 @@ def test_a_command_is_said_by_the_name_it_was_called_by(monkeypatch: pytest.Monk
     assert command("resume r") == "forkmerge resume r"
     monkeypatch.setenv("FORKMERGE_COMMAND", "./run")
     assert command("resume r") == "./run resume r"
+
+
+def test_keys_of_a_table_are_checked_by_name() -> None:
+    check_keys("[table]", {"a": 1}, ("a", "b"))
+    with pytest.raises(ConfigError, match=r"^\[table\]: unknown key 'seed'. Did you mean 'seeds'\? Known: seeds, b\.$"):
+        check_keys("[table]", {"b": 1, "seed": 2}, ("seeds", "b"))
+    with pytest.raises(ConfigError, match=r"^\[table\] must be a table, got 3\.$"):
+        check_keys("[table]", 3, ("a",))

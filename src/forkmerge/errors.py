@@ -89,6 +89,15 @@ def unknown_name(kind: str, name: object, choices: Iterable[object]) -> str:
     return f"unknown {kind} {str(name)!r}.{hint} Known: {', '.join(names) or 'none'}."
 
 
+def check_keys(where: str, table: object, names: Iterable[str]) -> None:
+    """Refuse what is no table, and keys that a table does not have."""
+    if not isinstance(table, Mapping):
+        raise ConfigError(f"{where} must be a table, got {table!r}.")
+    for key in table:
+        if key not in names:
+            raise ConfigError(f"{where}: " + unknown_name("key", key, names))
+
+
 def is_count(value: object, least: int = 1) -> TypeGuard[int]:
     """Whether a value is an integer of at least `least`; True and False are not integers here."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least

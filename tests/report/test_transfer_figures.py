@@ -64,3 +64,10 @@ def test_panels_of_a_feature_map_have_one_scale_and_dots_of_one_size():
     panel = Panel("", Axis(), Axis(), (crowd, single, replace(crowd, x=(), y=())))
     assert [panel.is_crowded(series) for series in panel.series] == [True, False, True]
     assert not replace(panel, series=(single,)).is_crowded(single)
+
+
+def test_a_band_is_mean_and_deviation_and_none_where_one_is_missing():
+    assert transfer_figures.band((1.0, 0.25), (0.5, 0.5)) == ((0.5, -0.25), (1.5, 0.75))
+    assert transfer_figures.band((1.0, 0.25), (0.5, 0.5), least=0.0)[0] == (0.5, 0.0)
+    assert transfer_figures.band((1.0, 0.25), (0.5, None)) == transfer_figures.band((1.0,), ()) == ((), ())
+    assert transfer_figures.band((1.0,), (float("nan"),)) == ((None,), (None,))

@@ -78,13 +78,6 @@ def pair_units(problem: Problem, auxiliary: str) -> int:
     return sum(any(task in tasks for task in stream.tasks) for stream in problem.stream_map.values())
 
 
-def compute_share(problem: Problem, settings: ProbeSettings, full_steps: int) -> float:
-    """Return what a probe costs relative to one full run per auxiliary and one of the target alone, in batches."""
-    pairs = sum(pair_units(problem, auxiliary) for auxiliary in problem.auxiliaries)
-    spent = settings.prefix + settings.steps * (1 + len(settings.weights) * pairs)
-    return spent / (full_steps * (1 + pairs))
-
-
 @dataclass(frozen=True)
 class ShortRun(Record):
     """A few steps with one auxiliary beside the same steps without it.

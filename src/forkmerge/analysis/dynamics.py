@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from forkmerge.algorithms import pareto_front
 from forkmerge.algorithms.run_record import Run
+from forkmerge.algorithms.weight_grid import Point
 from forkmerge.analysis.merge_results import (
     CoefficientHistory,
     IntervalEffect,
@@ -22,18 +23,6 @@ from forkmerge.experiments.summary import Summary
 from forkmerge.problem.metrics import Criterion
 
 T = TypeVar("T", str, tuple[int, ...])
-
-
-class Scored(Protocol):
-    """A point of a weight grid."""
-
-    @property
-    def task_weights(self) -> Mapping[str, float]:
-        """Its task weights."""
-
-    @property
-    def scores(self) -> Mapping[str, float]:
-        """One score per task, higher is better."""
 
 
 def coefficient_history(runs: Sequence[Run]) -> CoefficientHistory:
@@ -148,7 +137,7 @@ def method_costs(summary: Summary) -> list[MethodCost]:
 
 
 def pareto_projection(
-    first: str, second: str, grid: Sequence[Scored], methods: Mapping[str, Mapping[str, float]] | None = None
+    first: str, second: str, grid: Sequence[Point], methods: Mapping[str, Mapping[str, float]] | None = None
 ) -> ParetoProjection:
     """Return the scores of two tasks: of a grid search's points, and of methods beside them.
 
@@ -163,6 +152,7 @@ def pareto_projection(
     References:
         ForkMerge, Fig. 12.
     """
+    named: list[tuple[str, Mapping[str, float], bool]]
     named = [(" : ".join(f"{w:g}" for w in p.task_weights.values()), p.scores, True) for p in grid]
     named += [(label, scores, False) for label, scores in (methods or {}).items()]
     able = [{"x": scores[first], "y": scores[second]} for _, scores, is_grid in named if is_grid or not grid]

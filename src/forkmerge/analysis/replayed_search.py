@@ -27,7 +27,7 @@ from forkmerge.engine.merging.blend import Blender
 from forkmerge.engine.merging.candidates import Score
 from forkmerge.engine.merging.find_merge import Merge, MergeProblem, find_merge
 from forkmerge.engine.merging.race import Entrant, ScoredEntrant
-from forkmerge.engine.merging.searches import Search, search_from
+from forkmerge.engine.merging.searches import Greedy, Search, fitting, search_from
 from forkmerge.engine.storage.run_folder import RunFolder
 from forkmerge.engine.training.options import Mixture, Training
 from forkmerge.engine.training.state import State
@@ -148,8 +148,7 @@ class SavedRound:
             raise ProblemError(f"{branch!r} is the only branch of round {self.record.index}.")
         left = math.fsum(recorded[i] for i in others)
         scaled = tuple(0.0 if i == out else recorded[i] / left for i in range(len(recorded))) if left else None
-        search = self.search if self._serves(len(others)) else search_from("greedy")
-        assert search is not None
+        search = fitting(self.search, len(others)) or Greedy()
         merge = self._find(self.evaluation, None, search, without=branch)
         return Counterfactual(
             round=self.record.index,
@@ -202,13 +201,6 @@ class SavedRound:
 
     def _unknown(self, branch: str) -> ProblemError:
         return ProblemError(f"round {self.record.index}: " + unknown_name("branch", branch, self.names))
-
-    def _serves(self, branches: int) -> bool:
-        try:
-            self.search.check(branches)
-        except ProblemError:
-            return False
-        return True
 
     def _recorded(self) -> Coefficients:
         if not self.record.coefficients:

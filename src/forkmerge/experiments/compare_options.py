@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from forkmerge.errors import ConfigError, check_count, is_count, unknown_name
+from forkmerge.errors import ConfigError, check_count, check_keys, is_count
 from forkmerge.methods.option_syntax import split_words
 
 
@@ -15,13 +15,16 @@ class CompareOptions:
     """The options of a comparison.
 
     Args:
-        methods: Words, with their options.
-        targets: Target tasks, or "all"; None for the recipe's own.
-        seeds: The seeds.
-        tune: `{option: values}`.
+        methods: Words, in a list or comma-separated; `paper` for the paper's sixteen, `all` for all of ours; a word may
+            have options, `WORD[key=value,…]`. Single-task training is added where it is missing.
+        targets: Target tasks, alike; "all" for all that can be scored; None for the recipe's own.
+        seeds: How many, or which.
+        tune: `{option: values}`, as in `Comparison`.
         tune_seeds: How many of the seeds the choice is made with.
         equal_labels: Whether all methods finally train on training ∪ validation data.
-        equal_compute: Whether to add what the compute of ForkMerge would have bought otherwise.
+        equal_compute: Whether to add what the compute of B branches would have bought otherwise: single-task training
+            and Post-train B times, with other learning rates and seeds, the best on validation; the average of B
+            single-task runs; ForkMerge with uniform coefficients.
         workers: Processes.
     """
 
@@ -38,16 +41,6 @@ class CompareOptions:
 KEYS = tuple(item.name for item in fields(CompareOptions))
 
 
-def check_table(table: Any) -> dict[str, Any]:
-    """Return a [compare] table, refusing keys that it does not have."""
-    if not isinstance(table, Mapping):
-        raise ConfigError(f"[compare] must be a table, got {table!r}.")
-    for key in table:
-        if key not in KEYS:
-            raise ConfigError("[compare]: " + unknown_name("key", key, KEYS))
-    return dict(table)
-
-
 def options_from(table: Any, **options: Any) -> CompareOptions:
     """Return the options of a [compare] table; those given that are not None take the place of the table's.
 
@@ -55,7 +48,8 @@ def options_from(table: Any, **options: Any) -> CompareOptions:
         >>> options_from({"methods": ["stl", "forkmerge[interval=5]"], "seeds": 3}, seeds=2).seeds
         (0, 1)
     """
-    values = {**check_table(table), **{key: value for key, value in options.items() if value is not None}}
+    check_keys("[compare]", table, KEYS)
+    values = {**table, **{key: value for key, value in options.items() if value is not None}}
     arguments: dict[str, Any] = {}
     for key, value in values.items():
         if key in ("methods", "targets"):

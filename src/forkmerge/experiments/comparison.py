@@ -82,57 +82,27 @@ class Comparison:
         }
 
 
-def plan_comparison(
-    reference: str | Path,
-    *,
-    methods: str | Sequence[str] | None = None,
-    targets: str | Sequence[str] | None = None,
-    seeds: int | Sequence[int] | None = None,
-    settings: Mapping[str, Any] | None = None,
-    tune: Mapping[str, Sequence[Any]] | None = None,
-    tune_seeds: int | None = None,
-    equal_labels: bool | None = None,
-    equal_compute: bool | None = None,
-) -> Comparison:
+def plan_comparison(reference: str | Path, *, settings: Mapping[str, Any] | None = None, **options: Any) -> Comparison:
     """Return what would be compared; everything that can be refused is refused here.
-
-    What is None is taken from the [compare] table of a TOML file, or else from the defaults of `CompareOptions`.
 
     Args:
         reference: PROBLEM.toml or module:function.
-        methods: Words, in a list or comma-separated; `paper` for the paper's sixteen, `all` for all of ours; a word may
-            have options, `WORD[key=value,…]`. Single-task training is added where it is missing.
-        targets: Target tasks, in a list or comma-separated; "all" for all that can be scored.
-        seeds: How many, or which.
         settings: Keys of the recipe to override.
-        tune: See `Comparison`.
-        tune_seeds: See `Comparison`.
-        equal_labels: See `Comparison`.
-        equal_compute: Add what the compute of B branches would have bought otherwise: single-task training and
-            Post-train B times, with other learning rates and seeds, the best on validation; the average of B
-            single-task runs; ForkMerge with uniform coefficients.
+        **options: Those of `CompareOptions`; what is not given, or None, is taken from the [compare] table of a TOML
+            file, or else from the defaults.
     """
-    options = options_from(
-        read_settings(reference, settings)[0].get("compare", {}),
-        methods=methods,
-        targets=targets,
-        seeds=seeds,
-        tune=tune,
-        tune_seeds=tune_seeds,
-        equal_labels=equal_labels,
-        equal_compute=equal_compute,
-    )
+    chosen = options_from(read_settings(reference, settings)[0].get("compare", {}), **options)
     recipe = load_recipe(reference, settings)
     if not recipe.problem.auxiliaries:
         raise ConfigError(f"the problem has one task only, {recipe.problem.target!r}: there is nothing to compare.")
-    chosen = [COMPARED_METHODS[BASELINE], *compared_methods_from(",".join(options.methods))]
-    if options.equal_compute:
-        branches = {m.word: branch_count(m.algorithm(recipe, refit=False), recipe.problem) for m in chosen}
-        chosen += [compared_method_from(word) for word in equal_compute_words(chosen, branches)]
-    unique = tuple({method.word: method for method in chosen}.values())
-    names = _targets(recipe.problem, options.targets)
-    _check_methods(recipe, unique, names, options)
-    return Comparison(recipe, unique, names, options.seeds, options.tune, options.tune_seeds, options.equal_labels)
+    methods = [COMPARED_METHODS[BASELINE], *compared_methods_from(",".join(chosen.methods))]
+    if chosen.equal_compute:
+        branches = {m.word: branch_count(m.algorithm(recipe, refit=False), recipe.problem) for m in methods}
+        methods += [compared_method_from(word) for word in equal_compute_words(methods, branches)]
+    unique = tuple({method.word: method for method in methods}.values())
+    names = _targets(recipe.problem, chosen.targets)
+    _check_methods(recipe, unique, names, chosen)
+    return Comparison(recipe, unique, names, chosen.seeds, chosen.tune, chosen.tune_seeds, chosen.equal_labels)
 
 
 def _check_methods(

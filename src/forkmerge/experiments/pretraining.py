@@ -29,7 +29,7 @@ from forkmerge.engine.storage import atomic_files
 from forkmerge.engine.storage.json_codec import encode, plain
 from forkmerge.engine.storage.lock import try_lock
 from forkmerge.engine.storage.run_folder import RunFolder
-from forkmerge.errors import ConfigError, StoreError, unknown_name
+from forkmerge.errors import ConfigError, StoreError, check_keys, unknown_name
 from forkmerge.experiments.events import Watch, unwatched
 from forkmerge.experiments.recipe import Recipe, seeded_recipe
 from forkmerge.problem.batches import read_examples
@@ -94,11 +94,7 @@ class Pretrained:
 
 def pretraining_from(table: Any, folders: list[str]) -> Pretraining:
     """Return what a [pretrain] table asks for."""
-    if not isinstance(table, Mapping):
-        raise ConfigError(f"[pretrain] must be a table, got {table!r}.")
-    for key in table:
-        if key not in KEYS:
-            raise ConfigError("[pretrain]: " + unknown_name("key", key, KEYS))
+    check_keys("[pretrain]", table, KEYS)
     if "recipe" not in table:
         raise ConfigError("[pretrain] needs recipe = 'module:function', which returns a forkmerge.Recipe.")
     settings = {key: value for key, value in table.items() if key != "part"}

@@ -19,8 +19,8 @@ from forkmerge.engine.merging.searches import Search, fitting
 from forkmerge.engine.training.model_binding import OptimizerFactory
 from forkmerge.engine.training.optimizers import OptimizerOf, SchedulerOf
 from forkmerge.engine.training.options import Training
-from forkmerge.errors import ConfigError, unknown_name
-from forkmerge.experiments.compare_options import check_table
+from forkmerge.errors import ConfigError, check_keys, unknown_name
+from forkmerge.experiments.compare_options import KEYS as COMPARE_KEYS
 from forkmerge.problem.definition import Problem
 from forkmerge.problem.randomness import derive, random_state_kept, set_random_state
 
@@ -101,7 +101,7 @@ def load_recipe(reference: str | Path, overrides: Mapping[str, Any] | None = Non
     compare`: it is checked here and no part of the recipe.
     """
     settings, folder = read_settings(reference, overrides)
-    check_table(settings.pop("compare", {}))
+    check_keys("[compare]", settings.pop("compare", {}), COMPARE_KEYS)
     return recipe_from({"settings": settings, "folders": list(dict.fromkeys([str(folder), str(Path.cwd())]))})
 
 
@@ -125,7 +125,7 @@ def read_settings(reference: str | Path, overrides: Mapping[str, Any] | None = N
 def recipe_from(source: Mapping[str, Any]) -> Recipe:
     """Return the recipe that a source describes, as stored with a run."""
     settings = dict(source["settings"])
-    _check_keys("a recipe", settings, _KEYS)
+    check_keys("a recipe", settings, _KEYS)
     if "recipe" not in settings:
         raise ConfigError("a recipe file needs recipe = 'module:function', which returns a forkmerge.Recipe.")
     function = _find_function(str(settings["recipe"]), source["folders"])
@@ -174,7 +174,7 @@ def _override(recipe: Recipe, settings: Mapping[str, Any]) -> Recipe:
         kind, rest = _named("scheduler", settings["scheduler"])
         options["scheduler"] = SchedulerOf(kind, **rest)
     if "training" in settings:
-        _check_keys("[training]", _table("training", settings["training"]), _TRAINING)
+        check_keys("[training]", _table("training", settings["training"]), _TRAINING)
         options.update(settings["training"])
     if "algorithm" in settings:
         changes["algorithm"] = algorithm_from(settings["algorithm"], recipe.algorithm)
@@ -193,7 +193,7 @@ def algorithm_from(value: str | Mapping[str, Any], default: Algorithm) -> Algori
     if kind is None:
         raise ConfigError("[algorithm] " + unknown_name("algorithm", name, ALGORITHMS))
     names = [item.name for item in fields(kind)]  # type: ignore[arg-type]  # every algorithm is a dataclass
-    _check_keys(f"[algorithm] {kind.__name__}", options, names)
+    check_keys(f"[algorithm] {kind.__name__}", options, names)
     if preset is not None:
         if kind is not ForkMerge or preset not in ("paper", "authors_scripts"):
             raise ConfigError("[algorithm] " + unknown_name("preset", preset, ("paper", "authors_scripts")))
@@ -233,12 +233,6 @@ def _table(name: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise ConfigError(f"[{name}] must be a table such as --set {name}.key=value sets, got {value!r}.")
     return dict(value)
-
-
-def _check_keys(where: str, table: Mapping[str, Any], names: Any) -> None:
-    for key in table:
-        if key not in names:
-            raise ConfigError(f"{where}: " + unknown_name("key", key, names))
 
 
 def _find_function(reference: str, folders: list[str]) -> Callable[..., Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -100,19 +100,18 @@ def _record(result: RunResult) -> dict[str, Any]:
 
 
 def _rounded(value: Any) -> Any:
-    if isinstance(value, float):
-        return float(f"{value:.{_DIGITS}g}")
-    if isinstance(value, Mapping):
-        return {key: _rounded(item) for key, item in value.items()}
-    return [_rounded(item) for item in value] if isinstance(value, list) else value
+    return _changed(value, lambda item: float(f"{item:.{_DIGITS}g}") if isinstance(item, float) else item)
 
 
 def _clean(value: Any) -> Any:
-    if isinstance(value, str):
-        return without_paths(value)
+    return _changed(value, lambda item: without_paths(item) if isinstance(item, str) else item)
+
+
+def _changed(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return nested data with every number and text changed."""
     if isinstance(value, Mapping):
-        return {key: _clean(item) for key, item in value.items()}
-    return [_clean(item) for item in value] if isinstance(value, list) else value
+        return {key: _changed(item, change) for key, item in value.items()}
+    return [_changed(item, change) for item in value] if isinstance(value, list) else change(value)
 
 
 def _dump(value: Any) -> str:

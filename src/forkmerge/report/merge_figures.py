@@ -16,7 +16,7 @@ from forkmerge.analysis.merge_results import (
     ParetoProjection,
 )
 from forkmerge.report.figure import Axis, Figure, Heat, Panel, Series
-from forkmerge.report.transfer_figures import numbers, rows_if_many, signed
+from forkmerge.report.transfer_figures import band, numbers, rows_if_many, signed
 
 _MOST_SHOWN = 6  # methods whose curves are drawn before somebody asks for the others
 
@@ -61,10 +61,7 @@ def _shares(
 ) -> Panel:
     series = []
     for name, values in means.items():
-        spread = stds.get(name, ())
-        low = numbers(max(m - s, 0.0) for m, s in zip(values, spread, strict=True)) if spread else ()
-        high = numbers(m + s for m, s in zip(values, spread, strict=True)) if spread else ()
-        series.append(Series(name, tuple(steps), numbers(values), low, high))
+        series.append(Series(name, tuple(steps), numbers(values), *band(values, stds.get(name, ()), least=0.0)))
     top = max((v for values in means.values() for v in values if math.isfinite(v)), default=1.0)
     axis = Axis(what, low=-0.03, high=max(top, 1.0) * 1.04)
     return rows_if_many(Panel(title, Axis("step"), axis, tuple(series)))
@@ -83,10 +80,8 @@ def learning_curves(curves: Sequence[LearningCurve], shown: Sequence[str] = ()) 
     for target in dict.fromkeys(curve.target for curve in curves):
         series = []
         for curve in (curve for curve in curves if curve.target == target):
-            several = curve.runs > 1
-            low = numbers(m - s for m, s in zip(curve.means, curve.stds, strict=True)) if several else ()
-            high = numbers(m + s for m, s in zip(curve.means, curve.stds, strict=True)) if several else ()
-            line = Series(curve.label, curve.steps, numbers(curve.means), low, high, is_shown=curve.label in at_first)
+            ends = band(curve.means, curve.stds if curve.runs > 1 else ())
+            line = Series(curve.label, curve.steps, numbers(curve.means), *ends, is_shown=curve.label in at_first)
             series.append(line)
         panels.append(Panel(target, Axis("step"), Axis("validation score"), tuple(series)))
     caption = (
@@ -102,11 +97,8 @@ def interval_effect(effects: Sequence[IntervalEffect]) -> Figure:
     """What Δt does to the result (Fig. 7)."""
     panels = []
     for effect in effects:
-        spread = list(zip(effect.means, effect.stds, strict=True))
-        several = max(effect.runs, default=1) > 1
-        low = numbers(m - s for m, s in spread) if several else ()
-        high = numbers(m + s for m, s in spread) if several else ()
-        line = Series("ForkMerge", effect.intervals, numbers(effect.means), low, high)
+        ends = band(effect.means, effect.stds if max(effect.runs, default=1) > 1 else ())
+        line = Series("ForkMerge", effect.intervals, numbers(effect.means), *ends)
         panels.append(
             Panel(
                 effect.target,

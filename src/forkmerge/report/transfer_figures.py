@@ -30,6 +30,14 @@ def numbers(values: Iterable[float | None]) -> Numbers:
     return tuple(value if value is not None and math.isfinite(value) else None for value in values)
 
 
+def band(means: Sequence[float], stds: Sequence[float | None], least: float = -math.inf) -> tuple[Numbers, Numbers]:
+    """Return the ends of mean ± standard deviation; none where there is no such deviation somewhere."""
+    pairs = [(mean, std) for mean, std in zip(means, stds, strict=bool(stds)) if std is not None]
+    if len(pairs) < len(means):
+        return (), ()
+    return numbers(max(mean - std, least) for mean, std in pairs), numbers(mean + std for mean, std in pairs)
+
+
 def signed(value: float, form: str = "+.2f") -> str:
     """Return a number with its sign."""
     return format(value, form).replace("-", "−")
@@ -177,11 +185,9 @@ def shift_curve(curves: Sequence[ShiftCurve]) -> Figure:
     discrepancy, gain = [], []
     for curve in curves:
         weights = tuple(point.weight for point in curve.points)
-        means, stds = [point.mean for point in curve.points], [point.std for point in curve.points]
-        finite = [s for s in stds if s is not None]
-        low = numbers(m - s for m, s in zip(means, finite, strict=True)) if len(finite) == len(means) else ()
-        high = numbers(m + s for m, s in zip(means, finite, strict=True)) if low else ()
-        discrepancy.append(Series(curve.auxiliary, weights, numbers(means), low, high))
+        means = [point.mean for point in curve.points]
+        ends = band(means, [point.std for point in curve.points])
+        discrepancy.append(Series(curve.auxiliary, weights, numbers(means), *ends))
         gain.append(Series(curve.auxiliary, weights, numbers(point.gain for point in curve.points)))
     split = curves[0].split if curves else "validation"
     bands = "; bands: ± standard deviation" if len(curves) <= MOST_LINES else ""
