@@ -35,7 +35,7 @@ def same_bits(left: Weights, right: Weights) -> bool:
 def facts(run: Run) -> dict[str, Any]:
     """All that two equal runs share: their JSON without timings, environment and options of the machine."""
     data = copy.deepcopy(run.to_json())
-    for key in ("seconds", "environment", "settings"):
+    for key in ("seconds", "environment", "settings", "trained_steps", "verdict"):
         data.pop(key)
     for finished in data["rounds"]:
         finished.pop("seconds")

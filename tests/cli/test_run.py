@@ -37,10 +37,18 @@ def test_a_new_user_gets_from_nothing_to_an_exported_model(tmp_path: Path, monke
     folder = "runs/own_data-forkmerge-seed0"
     shown = invoke(*quick).stdout
     assert re.search(r"test +accuracy 0\.\d+", shown)
+    assert re.search(r"verdict +(better|worse|no difference shown)", shown)
+    assert re.search(r"accuracy 0\.\d+ → 0\.\d+ \(.*\]\); 95 % over 1000 test examples", shown)
+    assert re.search(r"one seed, at 3\.5 times the steps of single-task training", shown)
+    assert "compare own_data:recipe --methods stl,forkmerge --seeds 5" in shown
     assert folder in shown
     row = next(line for line in invoke("runs").stdout.splitlines() if "own_data" in line)
     assert re.search(r"ForkMerge +species +finished +20 +accuracy", row)
-    assert "relevance" in invoke("show", folder).stdout
+    assert "verdict" in invoke("show", folder).stdout
+    plain = invoke(*quick, "--no-reference").stdout
+    assert "relevance" in plain
+    assert "verdict" not in plain
+    assert "whether it helped was not measured" in plain
     assert invoke("export", folder, "out").stdout.split() == [
         "out/model.safetensors",
         "out/README.md",
@@ -71,7 +79,7 @@ def test_json_is_all_there_is_on_standard_output_and_progress_is_on_standard_err
     assert fm.Run.from_json({key: data[key] for key in data if key != "folder"}).steps == 24
     assert "building the recipe" in done.stderr
     assert "search 3/3  step 24  score" in done.stderr
-    assert json.loads(invoke("run", "tiny:recipe", "--dry-run", "--json").stdout)["branch_steps"]["total"] == 48
+    assert json.loads(invoke("run", "tiny:recipe", "--dry-run", "--json").stdout)["branch_steps"]["total"] == 64
     (row,) = json.loads(invoke("runs", ".", "--json").stdout)
     assert (row["name"], row["status"], row["test_metrics"]) == ("r", "finished", data["test"])
     assert json.loads(invoke("show", "r", "--json").stdout)["run"]["rounds"] == data["rounds"]

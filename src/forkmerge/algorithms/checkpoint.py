@@ -65,6 +65,7 @@ class RunState:
         losses: Exact sums of the current round's losses, `{branch: {task: [sum over batches, batches]}}`.
         bad_steps: First step whose loss was not finite, in the current round, `{branch: {task: step}}`.
         first_bad_step: The first of them in the whole run.
+        trained_steps: Steps trained so far, by branch, the floor's included.
         seconds: Training time of the current round.
         snapshots: Best weights by branch, for checkpoint policies other than "last".
         initial: The state a refit starts from.
@@ -88,6 +89,7 @@ class RunState:
     losses: dict[str, dict[str, tuple[list[float], int]]] = field(default_factory=dict)
     bad_steps: dict[str, dict[str, int]] = field(default_factory=dict)
     first_bad_step: int | None = None
+    trained_steps: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
     snapshots: dict[str, Snapshot] = field(default_factory=dict)
     initial: State | None = None
@@ -217,8 +219,9 @@ _PLAIN = (
     "bad_steps",
     "first_bad_step",
     "shares_floor",
+    "trained_steps",
 )
-_LATER = ("bad_steps", "first_bad_step", "shares_floor")  # which checkpoints of earlier versions lack
+_LATER = ("bad_steps", "first_bad_step", "shares_floor", "trained_steps")  # which checkpoints of earlier versions lack
 
 
 def _selection_value(selection: Selection) -> dict[str, Any]:

@@ -209,12 +209,12 @@ class EndOfRound:
         measured = [validator.known_metrics(state) for state in states]
         merged.branch_metrics = dict(zip(trained.names, measured, strict=True))
         merging = time.perf_counter()
-        merged.floor = self._parted_floor(trained, merged.merge)
+        merged.floor = self.parted_floor(trained, merged.merge)
         self.install(trained, blend, merged.merge)
         merged.seconds = {"rank": rank, "search": searched - started - rank, "merge": time.perf_counter() - merging}
         return merged
 
-    def _parted_floor(self, trained: TrainedRound, merge: Merge) -> State | None:
+    def parted_floor(self, trained: TrainedRound, merge: Merge) -> State | None:
         """Return a copy of the branch that has been the floor, where that branch does not go on as it is."""
         index = trained.floor_branch
         if index is None or trained.floor is None:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from forkmerge.algorithms.checkpoint import RunState
+from forkmerge.algorithms.floor import read_reference
 from forkmerge.algorithms.preflight import check_run
 from forkmerge.algorithms.resolved_config import open_store, run_config, stored_training
 from forkmerge.algorithms.rounds import Observe, Rounds
@@ -135,6 +136,7 @@ class Algorithm(ABC):
                     raise
                 state.notes.extend(note for note in (*notes, *store.warnings) if note not in state.notes)
                 run = _to_run(type(self).__name__, job.problem.target, rounds.steps, config, facts, state)
+                run.reference = rounds.reference or read_reference(store)
                 return _complete(run, execution.binding, state, store)
 
 
@@ -193,6 +195,7 @@ def _to_run(name: str, target: str, steps: int, config: dict[str, Any], facts: d
         rounds=state.rounds,
         probes=state.probes,
         notes=state.notes,
+        trained_steps=state.trained_steps,
         settings={key: config[key] for key in ("algorithm", "problem", "training", "model")},
         seconds=seconds,
         environment=facts,
@@ -213,5 +216,5 @@ def _finished(result: dict[str, Any], module: nn.Module, store: RunFolder | NoSt
     """Return a run that had already ended, its weights loaded into the module."""
     run = Run.from_json(result)
     module.load_state_dict(store.model_tensors())
-    run.model = module
+    run.model, run.reference = module, read_reference(store)
     return run

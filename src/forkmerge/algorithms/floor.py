@@ -8,14 +8,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from torch import Tensor
+
 from forkmerge.algorithms.checkpoint import RunState, Selection
 from forkmerge.algorithms.mixtures import ALONE
 from forkmerge.algorithms.validation import Validator
 from forkmerge.engine.executors.branch_worker import Segment
+from forkmerge.engine.storage.run_folder import NoStore, RunFolder
+from forkmerge.engine.training.model_binding import ModelBinding
 from forkmerge.engine.training.options import Mixture
+from forkmerge.engine.training.state import State
+from forkmerge.errors import StoreError
 
 FLOOR = "floor"
 """How events and notes call it."""
+REFERENCE = "single-task"
+"""How its last weights are kept, as those of a round 0, to compare the model with that is returned."""
 
 
 def floor_segment(target: str, phase: str, steps: int) -> Segment:
@@ -30,6 +38,32 @@ def floor_branch(mixtures: Sequence[Mixture], target: str, *, paired: bool) -> i
         if weights == {target: 1.0} and (paired or mixture.name == ALONE):
             return index
     return None
+
+
+def start_floor(run: RunState, initial: State, target: str, *, paired: bool) -> None:
+    """Let the branch that trains as the floor would be the floor, or train one beside the branches."""
+    run.shares_floor = floor_branch(run.mixtures, target, paired=paired) is not None
+    run.floor = None if run.shares_floor else initial.clone()
+
+
+def keep_reference(binding: ModelBinding, floor: State, store: RunFolder | NoStore) -> dict[str, Tensor] | None:
+    """Keep and return the last weights of the floor, by the module's own names; None if they are not finite."""
+    if not floor.is_finite():
+        return None
+    binding.attach_weights(floor)
+    values = binding.model.state_dict().items()
+    tensors = {name: value.detach().clone().contiguous() for name, value in values if isinstance(value, Tensor)}
+    store.keep_branches({REFERENCE: tensors}, 0)
+    return tensors
+
+
+def read_reference(store: RunFolder | NoStore) -> dict[str, Tensor] | None:
+    """Return what `keep_reference` kept; None where a run has no floor, or one that diverged."""
+    try:
+        tensors: dict[str, Tensor] = store.load_branches(0)[REFERENCE]
+    except StoreError:
+        return None
+    return tensors
 
 
 def prefer_floor(run: RunState, selection: Selection, validator: Validator, steps: int) -> Selection:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 from forkmerge.algorithms.run_record import Run
 from forkmerge.engine.storage.atomic_files import write_atomically
@@ -44,9 +45,14 @@ def _kept(run: Run, evaluation: Evaluation, folder: Path) -> dict[str, float]:
         if not measured:  # a kill between the two writes leaves the record's line alone
             measured = [_measured(run, evaluation)]
             store.record({"event": "test", "task": run.target, "metrics": measured[0]})
-        path = folder / "result.json"
-        data = json.loads(path.read_bytes())
-        data["result"]["test"] = plain(measured[0])
-        write_atomically(path, encode(data, 2))
+    amend_result(folder, test=measured[0])
     metrics: dict[str, float] = measured[0]
     return metrics
+
+
+def amend_result(folder: Path, **values: Any) -> None:
+    """Add what was measured after a run to its result on disk."""
+    path = folder / "result.json"
+    data = json.loads(path.read_bytes())
+    data["result"].update({name: plain(value) for name, value in values.items()})
+    write_atomically(path, encode(data, 2))

@@ -62,6 +62,7 @@ def replay_merge(run: RunState, trained: TrainedRound, end: EndOfRound) -> tuple
             return None
     merged = MergedRound(Merge(coefficients, -math.inf, {}, faults=faults))
     started = time.perf_counter()
+    merged.floor = end.parted_floor(trained, merged.merge)
     end.install(trained, end.blender(trained), merged.merge)
     merged.seconds = {"merge": time.perf_counter() - started}
     return merged, list(script.kept) if script else names

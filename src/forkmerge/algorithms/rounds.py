@@ -7,9 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
+from torch import Tensor
+
 from forkmerge.algorithms.checkpoint import Phase, RunState, Snapshot
 from forkmerge.algorithms.end_of_round import EndOfRound, MergedRound, TrainedRound, prune, record_of
-from forkmerge.algorithms.floor import FLOOR, floor_branch, floor_segment, prefer_floor
+from forkmerge.algorithms.floor import FLOOR, floor_branch, floor_segment, keep_reference, prefer_floor, start_floor
 from forkmerge.algorithms.learned_nothing import check_round, check_run
 from forkmerge.algorithms.mixtures import reference_branch
 from forkmerge.algorithms.refit import finish_refit, give_up, replay_merge, skip_search, start_refit
@@ -63,6 +65,7 @@ class Rounds:
         self.end = EndOfRound(settings, execution, self.validator)
         self.mapped = MappedRows(store.path)
         self.state: RunState
+        self.reference: dict[str, Tensor] | None = None
 
     def run(self) -> RunState:
         """Run to the end and return the final state, whose `merged` is the model to return."""
@@ -85,6 +88,7 @@ class Rounds:
             self._round()
         if self.state.phase is Phase.REFIT:
             check_run(self.state, self.execution.problem(Phase.REFIT.value), self.job.training, self.job.seed)
+            self._end_floor()
             finish_refit(self.state)
         return self.state
 
@@ -99,11 +103,10 @@ class Rounds:
             branches=[initial.clone() for _ in mixtures],
             merged=self._mapped_copy(initial),
             initial=initial if settings.refit else None,
-            shares_floor=settings.floor,
             probes=probes,
         )
-        if settings.floor and self._floor_branch() is None:
-            self.state.floor, self.state.shares_floor = initial.clone(), False
+        if settings.floor:
+            start_floor(self.state, initial, self.target, paired=self.job.training.paired)
         details: dict[str, Any] = {"branches": [m.name for m in mixtures], "seed": self.job.seed}
         if settings.keep_branches:
             weights = sum(row.nbytes for row in initial.rows.values())
@@ -201,26 +204,27 @@ class Rounds:
         run, steps = self.state, mark - self.state.step
         segments = [Segment(run.phase.value, mixture, steps) for mixture in run.mixtures]
         states = list(run.branches)
-        if run.floor is not None and run.phase is Phase.SEARCH:
+        if run.floor is not None:
             segments.append(floor_segment(self.target, run.phase.value, steps))
             states.append(run.floor)
         untouched: set[str] | None = None
         for index, result in enumerate(self.execution.train(segments, states)):
             if index == len(run.branches):
                 run.floor = result.state
-                self._report(FLOOR, result, mark)
+                self._report(FLOOR, result, mark, steps)
             else:
                 name = run.mixtures[index].name
                 run.branches[index] = result.state
                 run.add_losses(name, result)
                 untouched = set(result.untouched) if untouched is None else untouched & set(result.untouched)
-                self._report(name, result, mark)
+                self._report(name, result, mark, steps)
         if mark == steps and untouched:
             run.note(f"parameters without gradient in every branch at step 0: {', '.join(sorted(untouched))}")
 
-    def _report(self, name: str, result: BranchResult, mark: int) -> None:
+    def _report(self, name: str, result: BranchResult, mark: int, steps: int) -> None:
         """Note what was odd in a branch's segment, and tell that it has ended."""
         run = self.state
+        run.trained_steps[name] = run.trained_steps.get(name, 0) + steps
         run.seconds += result.seconds
         for oddity, counts in result.reports.items():
             for task in counts:
@@ -250,13 +254,16 @@ class Rounds:
             return None
         merged, kept = result
         run = self.state
+        if merged.floor is not None:
+            run.floor, run.shares_floor = merged.floor, False
         if not any(merged.merge.coefficients.values()):
             run.note(f"step {trained.end}: every branch was faulty; the last good state was kept")
         run.keep(kept)
         return record_of(trained, merged, [mixture.name for mixture in run.mixtures], run.seconds)
 
     def _trained(self) -> TrainedRound:
-        run, shared = self.state, self._floor_branch()
+        run, paired = self.state, self.job.training.paired
+        shared = floor_branch(run.mixtures, self.target, paired=paired) if run.shares_floor else None
         return TrainedRound(
             index=run.round,
             phase=run.phase,
@@ -272,9 +279,12 @@ class Rounds:
             floor_branch=shared,
         )
 
-    def _floor_branch(self) -> int | None:
+    def _end_floor(self) -> None:
+        """Keep the floor's last weights, for a comparison with the model that is returned."""
         run = self.state
-        return floor_branch(run.mixtures, self.target, paired=self.job.training.paired) if run.shares_floor else None
+        if self.settings.floor:
+            self.reference = keep_reference(self.binding, run.merged if run.floor is None else run.floor, self.store)
+        run.floor, run.shares_floor = None, False
 
     def _search(self, trained: TrainedRound) -> tuple[MergedRound, list[str]]:
         """Search the round's merge; return it, and the branches that go on."""
@@ -287,8 +297,6 @@ class Rounds:
             self.store.keep_branches(dict(zip(names, weights, strict=True)), run.round)
         merged = self.end.search(trained, settings.search_for(len(names)))
         merge = merged.merge
-        if merged.floor is not None:
-            run.floor, run.shares_floor = merged.floor, False
         for name, reason in merge.faults.items():
             run.note(f"round {run.round}: branch {name!r} got coefficient 0: {reason}")
         if settings.select == "best" and merge.score > run.best_score:
@@ -309,10 +317,14 @@ class Rounds:
         selection = prefer_floor(run, run.select_merge(self.settings.select), self.validator, self.steps)
         metrics = selection.metrics or self.validator.metrics(run.merged)
         run.selection = replace(selection, metrics=metrics)
-        run.floor, run.shares_floor, run.best, run.snapshots = None, False, None, {}
+        run.best, run.snapshots = None, {}
         if self.settings.refit:
+            run.floor, run.shares_floor = None, False
             start_refit(run, self.settings.branches(self.job.problem, run.probes), self.target)
+            if self.settings.floor and run.initial is not None:
+                start_floor(run, run.initial, self.target, paired=self.job.training.paired)
         else:
+            self._end_floor()
             run.phase = Phase.DONE
         self._save()
 

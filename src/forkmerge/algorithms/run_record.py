@@ -123,11 +123,14 @@ class Run(Record):
         seconds: Wall time by phase over the whole run.
         environment: Versions, threads and machine type that the bits depend on.
         test: Test metrics, once they have been measured after the fit.
+        trained_steps: Steps of every branch, and of the floor, over all phases.
+        verdict: How the model compares with single-task training, once that has been measured after the fit.
         model: The trained module (not part of the JSON form).
+        reference: Weights of single-task training, where `floor=True` (not part of the JSON form).
     """
 
     not_finite: ClassVar[float | None] = None
-    unwritten: ClassVar[tuple[str, ...]] = ("model",)
+    unwritten: ClassVar[tuple[str, ...]] = ("model", "reference")
 
     algorithm: str
     target: str
@@ -143,7 +146,10 @@ class Run(Record):
     seconds: dict[str, float] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
     test: dict[str, float] | None = None
+    trained_steps: dict[str, int] = field(default_factory=dict)
+    verdict: dict[str, Any] | None = None
     model: nn.Module | None = field(default=None, repr=False, compare=False)
+    reference: dict[str, torch.Tensor] | None = field(default=None, repr=False, compare=False)
 
     @property
     def searched(self) -> list[Round]:

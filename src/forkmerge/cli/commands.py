@@ -120,6 +120,14 @@ def run(
     seed: Annotated[int | None, typer.Option(metavar="N", help="Seed of all randomness.")] = None,
     workers: BranchWorkers = None,
     settings: Annotated[list[str] | None, _settings("algorithm.interval=200")] = None,
+    reference: Annotated[
+        bool,
+        typer.Option(
+            "--reference/--no-reference",
+            help="With ForkMerge, also train on the target alone: to say whether it helped, and to return that if it "
+            "validates better.",
+        ),
+    ] = True,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would do and cost, and stop.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -130,9 +138,9 @@ def run(
     options = {"target": target, "steps": steps, "seed": seed, "algorithm": algorithm and {"name": algorithm}}
     overrides = overrides_from(options, settings or [])
     if dry_run:
-        show_run_cost(problem, overrides, workers=workers, as_json=as_json)
+        show_run_cost(problem, overrides, reference=reference, workers=workers, as_json=as_json)
     else:
-        start_run(problem, overrides, out=out, workers=workers, as_json=as_json, typed=_typed(ctx))
+        start_run(problem, overrides, reference=reference, out=out, workers=workers, as_json=as_json, typed=_typed(ctx))
 
 
 @app.command()

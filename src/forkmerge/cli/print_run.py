@@ -16,6 +16,7 @@ from forkmerge.cli.print_tables import show_table
 from forkmerge.cli.terminal import say
 from forkmerge.experiments.cost_of_run import RunCost
 from forkmerge.experiments.units import show_bytes, show_seconds
+from forkmerge.experiments.verdict import Verdict
 
 _MEANINGS = {
     "loss": "a task weight multiplies the task's loss",
@@ -27,6 +28,11 @@ def show_run(console: Console, run: Run) -> None:
     """Print a run: what it reached, the table of its rounds, where the time went."""
     say(console, run.title)
     show_facts(console, run.facts)
+    if run.verdict is not None:
+        first, *others = Verdict.from_json(run.verdict).lines
+        say(console, f"  {'verdict':<11} {first}", style="bold")
+        for line in others:
+            say(console, f"  {'':<11} {line}")
     show_rounds(console, run.searched)
     times = ", ".join(f"{name} {show_seconds(seconds)}" for name, seconds in run.seconds.items())
     rest = {"probes": show_metrics(run.probes), "time": times}

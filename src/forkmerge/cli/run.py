@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from forkmerge.algorithms.composed import Composed
+from forkmerge.algorithms.forkmerge import ForkMerge
 from forkmerge.algorithms.measure_test_split import measure_test
+from forkmerge.algorithms.run_record import Run
 from forkmerge.algorithms.saved_run import SavedRun, read_saved_run
 from forkmerge.cli.arguments import name_of
 from forkmerge.cli.print_run import show_cost, show_run
@@ -22,22 +24,34 @@ from forkmerge.errors import ForkMergeError, StoreError, command
 from forkmerge.experiments.cost_of_run import estimate_run
 from forkmerge.experiments.pretraining import pretrained
 from forkmerge.experiments.recipe import Recipe, load_recipe, recipe_from
+from forkmerge.experiments.verdict import give_verdict
 
 
-def show_run_cost(problem: str, overrides: Mapping[str, Any], *, workers: int | None, as_json: bool) -> None:
+def show_run_cost(
+    problem: str, overrides: Mapping[str, Any], *, reference: bool, workers: int | None, as_json: bool
+) -> None:
     """Say what a run would do and cost."""
     with stdout_for_json(as_json):
-        cost = estimate_run(load_recipe(problem, overrides), workers=workers)
+        cost = estimate_run(_load(problem, overrides, reference), workers=workers)
     print_json(cost) if as_json else show_cost(stdout(), cost)
 
 
 def start_run(
-    problem: str, overrides: Mapping[str, Any], *, out: Path | None, workers: int | None, as_json: bool, typed: str
+    problem: str,
+    overrides: Mapping[str, Any],
+    *,
+    reference: bool,
+    out: Path | None,
+    workers: int | None,
+    as_json: bool,
+    typed: str,
 ) -> None:
     """Train on a problem; `typed` is what to type to do it again."""
     with stdout_for_json(as_json):
-        recipe = load_recipe(problem, overrides)
-    recipe = replace(recipe, source={**recipe.source, "command": command(typed), "workers": workers})
+        recipe = _load(problem, overrides, reference)
+    recipe = replace(
+        recipe, source={**recipe.source, "command": command(typed), "workers": workers, "problem": problem}
+    )
     _train(recipe, out or _free_folder(problem, recipe), workers=workers, resume=False, as_json=as_json)
 
 
@@ -54,6 +68,17 @@ def resume_run(folder: Path, *, workers: int | None, as_json: bool) -> None:
     with stdout_for_json(as_json):
         recipe = _recipe_of(saved)
     _train(recipe, folder, workers=workers or saved.source.get("workers"), resume=True, as_json=as_json)
+
+
+def _load(problem: str, overrides: Mapping[str, Any], reference: bool) -> Recipe:
+    """Return a recipe; ForkMerge trains its reference, too, unless somebody has said whether it should."""
+    recipe = load_recipe(problem, overrides)
+    settings = recipe.source["settings"]
+    options = settings.get("algorithm", {})
+    if not reference or "floor" in options or not isinstance(recipe.algorithm, ForkMerge):
+        return recipe
+    source = {**recipe.source, "settings": {**settings, "algorithm": {**options, "floor": True}}}
+    return replace(recipe, algorithm=replace(recipe.algorithm, floor=True), source=source)
 
 
 def _free_folder(problem: str, recipe: Recipe) -> Path:
@@ -92,13 +117,32 @@ def _train(recipe: Recipe, folder: Path, *, workers: int | None, resume: bool, a
             recipe = pretrained(recipe, observe)
             finished = recipe.fit(folder=folder, resume=resume, observe=observe, **options)
         measure_test(finished, recipe.problem, folder)
+        give_verdict(finished, recipe.problem, folder)
     if as_json:
         print_json({"folder": str(folder), **finished.to_json()})
         return
     show_run(stdout(), finished)
+    if isinstance(recipe.algorithm, ForkMerge):
+        _show_certainty(recipe, finished)
     quoted = shlex.quote(str(folder))
     say(stdout(), f"\nkept in {folder}; `{command(f'export {quoted} OUT')}` writes the model.")
     say(stdout(), f"`{command(f'report {quoted}')}` writes a page with its figures.")
+
+
+def _show_certainty(recipe: Recipe, run: Run) -> None:
+    """Say what to type for more certainty than one seed gives, or for a verdict at all."""
+    problem = shlex.quote(str(recipe.source.get("problem", "PROBLEM")))
+    more = command(f"compare {problem} --methods stl,forkmerge --seeds 5")
+    if run.verdict is not None:
+        say(stdout(), f"more certainty: `{more}`.")
+    elif run.reference is None:
+        say(stdout(), f"whether it helped was not measured: without --no-reference it is; or `{more}`.")
+    else:
+        say(
+            stdout(),
+            "whether it helped cannot be said without a test split, as the search has used all validation examples: "
+            f"give Problem(test=…), or `{more}`.",
+        )
 
 
 def _how_to_go_on(folder: Path, view: RunView) -> str | None:

@@ -231,7 +231,7 @@ def _steps_by_phase(settings: Settings, rounds: Sequence[_RoundSize], probes: in
     counts = {
         "probes": probes * settings.constructor.probe_steps,
         "search": search if _searches(settings, rounds[0].branches) else 0,
-        "floor": sum(r.count * r.steps for r in rounds if r.has_floor),
+        "floor": (1 + settings.refit) * sum(r.count * r.steps for r in rounds if r.has_floor),
         "refit": search if settings.refit else 0,
     }
     return {**{phase: count for phase, count in counts.items() if count}, "total": sum(counts.values())}
@@ -294,13 +294,9 @@ def _training_seconds(settings: Settings, rounds: Sequence[_RoundSize], timing: 
     steps = sorted((branch.seconds_per_step for branch in timing.branches), reverse=True)
     probes = [probe.seconds_per_step for probe in timing.probes]
     total = settings.constructor.probe_steps * _makespan(probes, workers)
-    if _searches(settings, len(steps)):
-        alone = timing.branches[0].seconds_per_step
-        total += sum(
-            r.count * r.steps * _makespan(steps[: r.branches] + [alone] * r.has_floor, workers) for r in rounds
-        )
-    refit = sum(r.count * r.steps * _makespan(steps[: r.branches], workers) for r in rounds)
-    return total + settings.refit * refit
+    alone = timing.branches[0].seconds_per_step
+    phase = sum(r.count * r.steps * _makespan(steps[: r.branches] + [alone] * r.has_floor, workers) for r in rounds)
+    return total + (_searches(settings, len(steps)) + settings.refit) * phase
 
 
 def _makespan(seconds: Sequence[float], workers: int) -> float:

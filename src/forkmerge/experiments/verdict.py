@@ -1,0 +1,182 @@
+"""Did it help? A run's model beside single-task training, on examples that neither was chosen or trained on."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import stdev
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from forkmerge.algorithms.measure_test_split import amend_result
+from forkmerge.algorithms.run_record import Run
+from forkmerge.algorithms.table_data import show_number
+from forkmerge.engine.storage.records import Record
+from forkmerge.experiments.paired_statistics import CONFIDENCE, t_quantile
+from forkmerge.problem.definition import Evaluation, Problem
+from forkmerge.problem.randomness import derive
+from forkmerge.problem.scoring import measure, read_metrics
+
+_GROUPS, _SMALLEST_GROUP = 20, 10  # of examples, where a metric is no mean over them
+
+
+@dataclass(frozen=True)
+class MetricVerdict(Record):
+    """One metric of both models.
+
+    Args:
+        name: The metric.
+        direction: +1 where higher is better, −1 where lower is.
+        model: Its value for the model returned.
+        single_task: Its value for single-task training.
+        low: Lower end of the confidence interval of their difference, over examples; None where it is not known.
+        high: Upper end.
+    """
+
+    not_finite: ClassVar[float | None] = None
+    name: str
+    direction: int
+    model: float
+    single_task: float
+    low: float | None
+    high: float | None
+
+    @property
+    def decision(self) -> str:
+        """Whether the interval lies on one side of 0: "better", "worse" or "no difference shown"."""
+        if self.low is None or self.high is None:
+            return "no difference shown"
+        ends = sorted((self.direction * self.low, self.direction * self.high))
+        return "better" if ends[0] > 0 else "worse" if ends[1] < 0 else "no difference shown"
+
+    def __str__(self) -> str:
+        change = self.model - self.single_task
+        interval = "" if self.low is None else f" [{_signed(self.low)}, {_signed(self.high)}]"
+        values = f"{show_number(self.single_task)} → {show_number(self.model)}"
+        return f"{self.name} {values} ({_signed(change)}{interval})"
+
+
+@dataclass(frozen=True)
+class Verdict(Record):
+    """Whether a run did better than single-task training with the same labels, steps and seed.
+
+    Args:
+        metrics: Every metric of the target.
+        examples: Examples of the test split.
+        times: Steps of all branches, the reference's included, over those of single-task training.
+        confidence: Level of the intervals.
+    """
+
+    metrics: list[MetricVerdict]
+    examples: int
+    times: float
+    confidence: float = CONFIDENCE
+
+    @property
+    def decision(self) -> str:
+        """The decision of the metrics, where those that decide agree."""
+        decided = {metric.decision for metric in self.metrics} - {"no difference shown"}
+        return decided.pop() if len(decided) == 1 else "no difference shown"
+
+    @property
+    def lines(self) -> list[str]:
+        """What to tell the user."""
+        level = f"{100 * self.confidence:.0f} % over {self.examples} test examples"
+        return [
+            f"{self.decision} than single-task training" if self.decision != "no difference shown" else self.decision,
+            f"{'; '.join(map(str, self.metrics))}; {level}",
+            f"one seed, at {self.times:.1f} times the steps of single-task training, its own included",
+        ]
+
+
+def give_verdict(run: Run, problem: Problem, folder: str | os.PathLike[str] | None = None) -> Verdict | None:
+    """Compare a run's model with single-task training on the test split, into `run.verdict`.
+
+    None where there is nothing to compare: no reference (`floor=True` trains it) or no test split. Validation examples
+    would flatter the model, whose coefficients were chosen by them.
+
+    Args:
+        run: What `fit` returned, with its model.
+        problem: The problem it was given.
+        folder: The run's folder, whose result then holds the verdict, too.
+    """
+    evaluation = problem.evaluations("test").get(problem.target)
+    if run.verdict is not None:
+        return Verdict.from_json(run.verdict)
+    if evaluation is None or run.reference is None or run.model is None:
+        return None
+    changes = _changes(run.model, run.reference, evaluation, run.seed)
+    verdict = Verdict(changes, evaluation.size, sum(run.trained_steps.values()) / run.steps)
+    run.verdict = verdict.to_json()
+    if folder is not None:
+        amend_result(Path(folder), verdict=run.verdict)
+    return verdict
+
+
+def _changes(model: nn.Module, reference: dict[str, Tensor], evaluation: Evaluation, seed: int) -> list[MetricVerdict]:
+    def both(look: Callable[[], Any]) -> tuple[Any, Any]:
+        """Look at the model, and at the module with the weights of the reference; the model's own come back."""
+        ours = look()
+        own = {name: value.detach().clone() for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+        try:
+            model.load_state_dict(reference)
+            return ours, look()
+        finally:
+            model.load_state_dict(own)
+
+    (values, costs), (single, single_costs) = both(lambda: read_metrics(model, evaluation, None, seed))
+    if costs is not None and single_costs is not None:
+        halves = [
+            _half_width(ours - theirs, counts)
+            for ours, theirs, counts in zip(
+                costs.costs.unbind(1), single_costs.costs.unbind(1), costs.counts.unbind(1), strict=True
+            )
+        ]
+    else:
+        halves = _of_groups(both, model, evaluation, seed)
+    result = []
+    for (name, direction), half in zip(evaluation.directions.items(), halves, strict=True):
+        change = values[name] - single[name]
+        low, high = (None, None) if half is None or not math.isfinite(change) else (change - half, change + half)
+        result.append(MetricVerdict(name, direction, values[name], single[name], low, high))
+    return result
+
+
+def _half_width(differences: Tensor, counts: Tensor) -> float | None:
+    """Return half the interval of Σ differences / Σ counts, a ratio of sums over examples, by its linear form."""
+    size, total = len(differences), float(counts.sum())
+    if size < 2 or not total > 0 or not bool(differences.isfinite().all()):
+        return None
+    residuals = differences - differences.sum() / total * counts
+    error = math.sqrt(size / (size - 1) * float(residuals.square().sum())) / total
+    return _quantile(size) * error
+
+
+def _of_groups(both: Any, model: nn.Module, evaluation: Evaluation, seed: int) -> list[float | None]:
+    """Return half the intervals of differences from their spread over groups of examples, drawn at random."""
+    size = evaluation.size
+    groups = min(_GROUPS, size // _SMALLEST_GROUP)
+    if groups < 2:
+        return [None] * len(evaluation.metrics)
+    order = torch.randperm(size, generator=torch.Generator().manual_seed(derive(seed, "verdict"))).tolist()
+    parts = [order[start::groups] for start in range(groups)]
+    ours, theirs = both(lambda: [measure(model, evaluation, indices=part, seed=seed) for part in parts])
+    halves: list[float | None] = []
+    for name in evaluation.metrics:
+        changes = [a[name] - b[name] for a, b in zip(ours, theirs, strict=True)]
+        is_known = all(map(math.isfinite, changes))
+        halves.append(_quantile(groups) * stdev(changes) / math.sqrt(groups) if is_known else None)
+    return halves
+
+
+def _quantile(count: int) -> float:
+    return t_quantile(0.5 + CONFIDENCE / 2, min(count - 1, 1000))  # beyond, it is the normal one to three digits
+
+
+def _signed(value: float | None) -> str:
+    return "–" if value is None else f"{value:+.3g}".replace("-", "−")

@@ -1,0 +1,161 @@
+"""A run's model beside single-task training: the reference, the interval over examples, what is said."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import pytest
+from torch.utils.data import TensorDataset
+
+import forkmerge as fm
+from _asserts import assert_same_bits, bits
+from forkmerge.algorithms.saved_run import read_run
+from forkmerge.experiments.paired_statistics import t_quantile
+from forkmerge.experiments.verdict import MetricVerdict, Verdict, give_verdict
+from problems import (
+    diverging_problem,
+    evaluation,
+    examples,
+    fit,
+    minus_loss,
+    noisy_net,
+    predict_target,
+    seeded,
+    shared_problem,
+)
+
+FLOOR = fm.ForkMerge("per_auxiliary", interval=4, search=fm.Fixed((0.4, 0.3, 0.3)), floor=True)
+
+
+def with_test(metric: Any, count: int = 240) -> fm.Problem:
+    test = fm.Evaluation(TensorDataset(*examples(count, 7)), metric, predict_target)
+    return shared_problem(validation=evaluation(metrics=fm.accuracy), test=test)
+
+
+class TestReference:
+    @pytest.mark.parametrize("workers", [1, 2])
+    def test_it_is_single_task_training_bit_for_bit(self, workers: int) -> None:
+        run = fit(FLOOR, net=noisy_net, workers=workers)
+        assert run.final == "floor" or run.reference is not None
+        assert_same_bits(run.reference, bits(fit(fm.SingleTask(), net=noisy_net)))
+
+    def test_a_refit_has_one_that_is_refitted_too(self) -> None:
+        for search in (fm.Fixed((1.0, 0.0, 0.0)), fm.Fixed((0.4, 0.3, 0.3))):
+            algorithm = fm.ForkMerge("per_auxiliary", interval=4, search=search, floor=True, refit=True)
+            alone = fit(fm.SingleTask(refit=True), net=noisy_net)
+            assert_same_bits(fit(algorithm, net=noisy_net).reference, bits(alone))
+
+    def test_it_is_kept_in_the_folder(self, tmp_path: Path) -> None:
+        run = fit(FLOOR, folder=tmp_path / "run")
+        again = fit(FLOOR, folder=tmp_path / "run", resume=True)
+        assert_same_bits(again.reference, run.reference)
+        assert fit(fm.ForkMerge(interval=4)).reference is None
+
+    def test_steps_are_counted_by_branch(self) -> None:
+        assert fit(FLOOR).trained_steps == {"alone": 12, "aux": 12, "odd": 12, "floor": 8}
+
+
+class TestInterval:
+    def changes(self, problem: fm.Problem, run: Any) -> Any:
+        other = seeded(noisy_net)
+        other.load_state_dict(run.reference)
+        return other, problem.test["tgt"]
+
+    def test_a_mean_over_examples_has_the_interval_of_paired_differences(self) -> None:
+        problem = with_test(fm.accuracy)
+        run = fit(FLOOR, problem, noisy_net)
+        run.reference = bits(seeded(noisy_net, 3))
+        verdict = give_verdict(run, problem)
+        assert verdict is not None
+        other, test = self.changes(problem, run)
+        right = []
+        for model in (run.model, other):
+            logits, labels = predict_target(model.eval(), test.dataset[:])
+            right.append((logits.argmax(1) == labels).double().tolist())
+        differences = [a - b for a, b in zip(*right, strict=True)]
+        half = t_quantile(0.975, 239) * stdev(differences) / math.sqrt(240)
+        (metric,) = verdict.metrics
+        assert (metric.model, metric.single_task) == pytest.approx((fmean(right[0]), fmean(right[1])))
+        assert metric.low == pytest.approx(fmean(differences) - half)
+        assert metric.high == pytest.approx(fmean(differences) + half)
+        assert (verdict.examples, verdict.times) == (240, 44 / 12)
+
+    def test_any_other_metric_has_one_from_groups_of_examples(self) -> None:
+        problem = with_test(minus_loss)
+        run = fit(FLOOR, problem, noisy_net)
+        run.reference = bits(seeded(noisy_net, 3))
+        verdict = give_verdict(run, problem)
+        assert verdict is not None
+        (metric,) = verdict.metrics
+        change = metric.model - metric.single_task
+        assert metric.low is not None
+        assert metric.low < change < metric.high
+        assert metric.high - change == pytest.approx(change - metric.low)
+        other = fit(FLOOR, with_test(fm.nll), noisy_net)
+        other.reference = run.reference
+        costs = give_verdict(other, with_test(fm.nll))
+        assert costs is not None
+        width, exact = metric.high - metric.low, costs.metrics[0].high - costs.metrics[0].low
+        assert width == pytest.approx(exact, rel=0.5), "the mean of losses is a mean of costs"
+
+    def test_few_examples_of_such_a_metric_decide_nothing(self) -> None:
+        problem = with_test(minus_loss, 12)
+        verdict = give_verdict(fit(FLOOR, problem), problem)
+        assert verdict is not None
+        assert (verdict.metrics[0].low, verdict.decision) == (None, "no difference shown")
+
+    def test_the_model_keeps_its_weights_and_the_verdict_is_kept(self, tmp_path: Path) -> None:
+        problem = with_test(fm.accuracy)
+        run = fit(FLOOR, problem, noisy_net, folder=tmp_path / "run")
+        before = {name: tensor.clone() for name, tensor in bits(run).items()}
+        verdict = give_verdict(run, problem, tmp_path / "run")
+        assert_same_bits(before, bits(run))
+        assert verdict is not None
+        assert read_run(tmp_path / "run").verdict == verdict.to_json()
+        assert give_verdict(read_run(tmp_path / "run"), problem) == verdict
+
+    def test_without_a_test_split_or_a_reference_there_is_none(self) -> None:
+        assert give_verdict(fit(FLOOR), shared_problem()) is None
+        problem = with_test(fm.accuracy)
+        assert give_verdict(fit(fm.ForkMerge(interval=4), problem), problem) is None
+
+
+class TestWords:
+    def metric(self, direction: int, low: float | None, high: float | None) -> MetricVerdict:
+        return MetricVerdict("error", direction, 0.2, 0.25, low, high)
+
+    @pytest.mark.parametrize(
+        ("direction", "low", "high", "decision"),
+        [
+            (1, 0.01, 0.02, "better"),
+            (-1, 0.01, 0.02, "worse"),
+            (-1, -0.02, -0.01, "better"),
+            (1, -0.02, -0.01, "worse"),
+            (1, -0.01, 0.02, "no difference shown"),
+            (1, 0.0, 0.0, "no difference shown"),
+            (1, None, None, "no difference shown"),
+        ],
+    )
+    def test_a_metric_decides_in_its_own_direction(self, direction: int, low: Any, high: Any, decision: str) -> None:
+        assert self.metric(direction, low, high).decision == decision
+
+    def test_metrics_that_disagree_decide_nothing(self) -> None:
+        better, worse, open_ = self.metric(1, 0.1, 0.2), self.metric(-1, 0.1, 0.2), self.metric(1, -0.1, 0.2)
+        assert Verdict([better, open_], 10, 2.0).decision == "better"
+        assert Verdict([better, worse], 10, 2.0).decision == "no difference shown"
+
+    def test_an_error_is_shown_as_an_error(self) -> None:
+        lines = Verdict([self.metric(-1, -0.07, -0.03)], 100, 3.5).lines
+        assert lines == [
+            "better than single-task training",
+            "error 0.25 → 0.2 (−0.05 [−0.07, −0.03]); 95 % over 100 test examples",
+            "one seed, at 3.5 times the steps of single-task training, its own included",
+        ]
+
+
+def test_the_reference_of_a_diverged_floor_is_none() -> None:
+    branches = {"alone": {"tgt": 1.0}, "aux": {"aux": 1.0}}
+    assert fit(fm.ForkMerge(branches, interval=4, floor=True), diverging_problem(6, "tgt")).reference is None
