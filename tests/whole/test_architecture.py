@@ -79,11 +79,13 @@ def test_a_class_name_belongs_to_one_class() -> None:
 def test_names_are_nouns() -> None:
     """Names that say nothing of what they hold, wherever something is bound to them."""
     empty = {"found", "known", "given", "place"}
+    stored = {("methods/torchjd/adapter", "given")}  # a key in run folders
     wrong = []
     for module, path in modules().items():
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            is_bound = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in empty
-            if is_bound or (isinstance(node, ast.arg) and node.arg in empty):
+            is_bound = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+            name = node.id if is_bound else node.arg if isinstance(node, ast.arg) else ""
+            if name in empty and (module, name) not in stored:
                 wrong.append(f"{module}.py:{node.lineno}")
     assert not wrong
 

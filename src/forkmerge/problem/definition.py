@@ -117,7 +117,7 @@ class Stream:
             raise ProblemError("a stream must serve at least one task: give `tasks`.")
         check_count(f"the batch size of the stream of {served}", self.batch_size)
 
-    @property
+    @cached_property
     def size(self) -> int:
         """The number of examples."""
         return size_of(self.dataset)
@@ -176,7 +176,7 @@ class Evaluation:
             if not isinstance(metric, Metric) and not callable(metric):
                 raise ProblemError(f"metric {name!r} must be a torchmetrics object or a callable, got {metric!r}.")
 
-    @property
+    @cached_property
     def size(self) -> int:
         """The number of examples."""
         return size_of(self.dataset)
