@@ -24,6 +24,13 @@ def test_the_sign_follows_the_direction_also_for_negative_metrics():
     assert relative_change({"m": 0.5}, {"m": 1.0}, {"m": -1}) == pytest.approx(0.5)
 
 
+def test_several_metrics_count_alike_each_relative_to_its_own_reference():
+    directions = {"accuracy": 1, "error": -1, "score": 1}
+    ours = {"accuracy": 55.0, "error": 3.0, "score": -3.0, "other": 9.0}
+    theirs = {"accuracy": 50.0, "error": 4.0, "score": -2.0}
+    assert relative_change(ours, theirs, directions) == pytest.approx((0.1 + 0.25 - 0.5) / 3)
+
+
 def test_a_relative_change_that_does_not_exist_is_nan():
     for value, reference in [(1.0, 0.0), (math.nan, 1.0), (1.0, math.inf), (math.inf, 1.0), (-math.inf, 1.0)]:
         assert math.isnan(relative_change({"m": value}, {"m": reference}, {"m": 1}))
