@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import json
+import math
 import struct
 from collections import Counter, OrderedDict, defaultdict, namedtuple
 from typing import Any
@@ -172,6 +173,33 @@ def test_the_deepest_value_that_is_accepted_also_comes_back() -> None:
     for level in range(99):
         value = (value,) if level % 2 else {level: value}
     assert identical(round_trip(value), value)
+
+
+def test_depth_is_counted_through_keys_too() -> None:
+    key: Any = 1
+    for _ in range(60):
+        key = (key,)
+    value: Any = {key: 1}
+    assert identical(round_trip(value), value)
+    for _ in range(50):
+        value = [value]
+    with pytest.raises(StoreError, match="nested more than 100 deep"):
+        pack(value)
+
+
+def test_what_json_can_say_is_said_as_json_says_it() -> None:
+    value = {"text": "é😀", "whole": -(2**63), "real": -0.5, "list": [None, True], "dict": {"a": ""}}
+    assert pack(value) == (value, {})
+    for odd in ("\ud800", "\udfff", "a\udabc"):
+        assert pack(odd) == ({"$": "str", "v": [ord(char) for char in odd]}, {})
+        assert identical(round_trip(odd), odd)
+    for huge in (2**64, -(2**64)):
+        assert pack(huge) == ({"$": "int", "v": hex(huge)}, {})
+
+
+def test_as_read_is_what_a_reader_of_the_file_gets() -> None:
+    data = {1: (0.5, math.nan), "x": np.float32(0.25)}
+    assert json_codec.as_read(data) == {"1": [0.5, None], "x": 0.25}
 
 
 @pytest.mark.parametrize(
