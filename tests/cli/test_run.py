@@ -123,12 +123,41 @@ def interrupt() -> None:
     raise KeyboardInterrupt
 
 
-def terminate() -> None:
-    os.kill(os.getpid(), signal.SIGTERM)
+def send(number: int, times: int = 1) -> None:
+    for _ in range(times):
+        os.kill(os.getpid(), number)
 
 
-@pytest.mark.parametrize(("stop", "code"), [(interrupt, 130), (terminate, 143)], ids=["Ctrl-C", "SIGTERM"])
-def test_an_interrupt_ends_cleanly_and_the_resumed_run_has_the_same_bits(
+@pytest.mark.parametrize(
+    ("stop", "code"),
+    [(lambda: send(signal.SIGINT), 130), (lambda: send(signal.SIGTERM), 143)],
+    ids=["Ctrl-C", "SIGTERM"],
+)
+def test_an_interrupt_writes_a_checkpoint_after_the_step_and_the_resumed_run_has_the_same_bits(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch, stop: Callable[[], None], code: int
+) -> None:
+    whole = invoke("run", "tiny:recipe", "--out", "whole")
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with monkeypatch.context() as patch:
+        patch.setattr(tiny, "_on_step", stop_at(30, stop))
+        cut = invoke("run", "tiny:recipe", "--out", "a cut", code=code)
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
+    position = "step 16 of 'alone', 13 of 'joint'"
+    assert cut.stderr.splitlines()[-1] == (
+        f"interrupted; the last checkpoint is at {position}. Continue with: forkmerge resume 'a cut'"
+    )
+    assert f"it continues from {position} with: forkmerge resume 'a cut'" in invoke("show", "a cut").stdout
+    resumed = invoke("resume", "a cut")
+    assert f"continuing from the checkpoint at {position}" in resumed.stderr
+    assert model_bytes("a cut") == model_bytes("whole")
+    assert resumed.stdout.splitlines()[:6] == whole.stdout.splitlines()[:6]
+
+
+TWICE = [(lambda: send(signal.SIGINT, 2), 130), (lambda: send(signal.SIGTERM, 2), 143), (interrupt, 130)]
+
+
+@pytest.mark.parametrize(("stop", "code"), TWICE, ids=["Ctrl-C", "SIGTERM", "raised"])
+def test_a_second_interrupt_ends_at_once_and_the_resumed_run_has_the_same_bits(
     tiny: Any, monkeypatch: pytest.MonkeyPatch, stop: Callable[[], None], code: int
 ) -> None:
     whole = invoke("run", "tiny:recipe", "--out", "whole")

@@ -90,6 +90,7 @@ class RunState:
     bad_steps: dict[str, dict[str, int]] = field(default_factory=dict)
     first_bad_step: int | None = None
     trained_steps: dict[str, int] = field(default_factory=dict)
+    untouched: list[str] | None = None
     seconds: float = 0.0
     snapshots: dict[str, Snapshot] = field(default_factory=dict)
     initial: State | None = None
@@ -105,8 +106,13 @@ class RunState:
 
     @property
     def step(self) -> int:
-        """Global step of the branches."""
-        return self.branches[0].step
+        """Global step that all branches have reached; inside a round some may be ahead, where it was interrupted."""
+        return min(state.step for state in self.trained)
+
+    @property
+    def trained(self) -> list[State]:
+        """What is trained: the branches and, while it is a run of its own, the floor."""
+        return [*self.branches, *([self.floor] if self.floor is not None else [])]
 
     @property
     def round(self) -> int:
@@ -123,6 +129,20 @@ class RunState:
         if text not in self.notes:
             self.notes.append(text)
 
+    def add_segment(self, name: str, result: BranchResult) -> None:
+        """Add what a segment of a branch took, and note what was odd in it."""
+        self.trained_steps[name] = self.trained_steps.get(name, 0) + result.steps
+        self.seconds += result.seconds
+        for oddity, counts in result.reports.items():
+            for task in counts:
+                self.note(f"round {self.round}: branch {name!r}: gradient of {task!r} was {oddity}")
+
+    def note_untouched(self) -> None:
+        """Once all branches have done their first step, name the parameters that had no gradient in any."""
+        names, self.untouched = sorted(self.untouched or []), None
+        if names:
+            self.note(f"parameters without gradient in every branch at step 0: {', '.join(names)}")
+
     def add_losses(self, branch: str, result: BranchResult) -> None:
         """Add a segment's losses, each over as many batches as had one, to the round's."""
         losses = self.losses.setdefault(branch, {})
@@ -133,6 +153,8 @@ class RunState:
             self.bad_steps[branch] = {**result.bad_steps, **self.bad_steps.get(branch, {})}
             steps = [*result.bad_steps.values(), *([] if self.first_bad_step is None else [self.first_bad_step])]
             self.first_bad_step = min(steps)
+        if result.steps and result.state.step == result.steps:  # from the first step on
+            self.untouched = [n for n in result.untouched if self.untouched is None or n in self.untouched]
 
     def mean_losses(self, branch: str) -> dict[str, float]:
         """The round's mean loss per task."""
@@ -160,7 +182,7 @@ class RunState:
 
     def to_value(self) -> dict[str, Any]:
         """Return plain nested data for the store; weights that all branches share are written once."""
-        synced = self.step == self.round_start
+        synced = all(state.step == self.round_start for state in self.branches)
         value = {name: getattr(self, name) for name in _PLAIN}
         value["phase"] = self.phase.value
         value["outcome"] = {} if self.selection is None else _selection_value(self.selection)
@@ -220,8 +242,10 @@ _PLAIN = (
     "first_bad_step",
     "shares_floor",
     "trained_steps",
+    "untouched",
 )
-_LATER = ("bad_steps", "first_bad_step", "shares_floor", "trained_steps")  # which checkpoints of earlier versions lack
+# Which checkpoints of earlier versions lack.
+_LATER = ("bad_steps", "first_bad_step", "shares_floor", "trained_steps", "untouched")
 
 
 def _selection_value(selection: Selection) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import fields, replace
 from functools import partial
 from typing import Any
@@ -25,6 +26,7 @@ from forkmerge.engine.executors.devices import Devices, check_devices, place_mod
 from forkmerge.engine.executors.executor import Executor
 from forkmerge.engine.executors.process_executor import local_executor
 from forkmerge.engine.storage.run_folder import NoStore, RunFolder
+from forkmerge.engine.training.interrupts import held_back
 from forkmerge.engine.training.memory_format import memory_format
 from forkmerge.engine.training.model_binding import ModelBinding, OptimizerFactory, check_module
 from forkmerge.engine.training.options import Training
@@ -130,7 +132,8 @@ class Algorithm(ABC):
                     return _finished(result, job.model, store)
                 rounds = rounds_of(execution=execution, store=store)
                 try:
-                    state = rounds.run()
+                    with held_back(executor.interrupt) if folder is not None else nullcontext():
+                        state = rounds.run()
                 except BaseException:
                     execution.binding.restore_buffers()  # so that the same module can resume
                     raise

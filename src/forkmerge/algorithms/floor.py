@@ -13,7 +13,6 @@ from torch import Tensor
 from forkmerge.algorithms.checkpoint import RunState, Selection
 from forkmerge.algorithms.mixtures import ALONE
 from forkmerge.algorithms.validation import Validator
-from forkmerge.engine.executors.branch_worker import Segment
 from forkmerge.engine.storage.run_folder import NoStore, RunFolder
 from forkmerge.engine.training.model_binding import ModelBinding
 from forkmerge.engine.training.options import Mixture
@@ -26,9 +25,9 @@ REFERENCE = "single-task"
 """How its last weights are kept, as those of a round 0, to compare the model with that is returned."""
 
 
-def floor_segment(target: str, phase: str, steps: int) -> Segment:
-    """Return a stretch of the floor's training: the target alone, with the seeds of the branches."""
-    return Segment(phase, Mixture(ALONE, {target: 1.0}), steps)
+def floor_mixture(target: str) -> Mixture:
+    """Return what the floor trains on: the target alone, with the seeds of the branches."""
+    return Mixture(ALONE, {target: 1.0})
 
 
 def floor_branch(mixtures: Sequence[Mixture], target: str, *, paired: bool) -> int | None:

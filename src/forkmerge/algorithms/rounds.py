@@ -11,7 +11,7 @@ from torch import Tensor
 
 from forkmerge.algorithms.checkpoint import Phase, RunState, Snapshot
 from forkmerge.algorithms.end_of_round import EndOfRound, MergedRound, TrainedRound, prune, record_of
-from forkmerge.algorithms.floor import FLOOR, floor_branch, floor_segment, keep_reference, prefer_floor, start_floor
+from forkmerge.algorithms.floor import FLOOR, floor_branch, floor_mixture, keep_reference, prefer_floor, start_floor
 from forkmerge.algorithms.learned_nothing import check_round, check_run
 from forkmerge.algorithms.mixtures import reference_branch
 from forkmerge.algorithms.refit import finish_refit, give_up, replay_merge, skip_search, start_refit
@@ -22,7 +22,7 @@ from forkmerge.algorithms.validation import Validator
 from forkmerge.engine.executors.branch_execution import BranchExecution
 from forkmerge.engine.executors.branch_worker import Segment
 from forkmerge.engine.storage.run_folder import NoStore, RunFolder
-from forkmerge.engine.training.branch import BranchResult
+from forkmerge.engine.training.interrupts import is_stop_requested, stop_now
 from forkmerge.engine.training.release_memory import MappedRows
 from forkmerge.engine.training.state import State
 from forkmerge.errors import RunFailed
@@ -81,10 +81,10 @@ class Rounds:
         if len(self.state.mixtures) > 1:
             self.validator.prepare_race()
         if self.state.phase is Phase.SEARCH:
-            while self.state.step < self.steps:
+            while self.state.round_start < self.steps:
                 self._round()
             self._end_search()
-        while self.state.phase is Phase.REFIT and self.state.step < self._last_step():
+        while self.state.phase is Phase.REFIT and self.state.round_start < self._last_step():
             self._round()
         if self.state.phase is Phase.REFIT:
             check_run(self.state, self.execution.problem(Phase.REFIT.value), self.job.training, self.job.seed)
@@ -151,6 +151,8 @@ class Rounds:
         results = self.execution.train(segments, [initial.clone() for _ in probes])
         try:
             for probe, result in zip(probes, results, strict=True):
+                if is_stop_requested():
+                    stop_now()  # there is nothing to save yet
                 scores[probe.name] = self.validator.score(result.state)
                 self._emit("probe", branch=probe.name, score=scores[probe.name], step=result.state.step)
         finally:
@@ -171,11 +173,14 @@ class Rounds:
             if mark <= run.step:
                 continue
             self._train_to(mark)
+            if run.step < mark:
+                self._save()  # which ends the run
             if uses_snapshots(self.state, self.settings) and (
                 mark == end or (mark - run.round_start) % self.validate_every == 0
             ):
                 take_snapshots(run, self.end, mark, self._fix_reference)
-            if mark != end and self.checkpoint_every and mark % self.checkpoint_every == 0:
+            is_due = mark != end and self.checkpoint_every and mark % self.checkpoint_every == 0
+            if is_due or is_stop_requested():
                 self._save()
         record = self._merge()
         if record is None:
@@ -201,37 +206,26 @@ class Rounds:
         return sorted(marks)
 
     def _train_to(self, mark: int) -> None:
-        run, steps = self.state, mark - self.state.step
-        segments = [Segment(run.phase.value, mixture, steps) for mixture in run.mixtures]
-        states = list(run.branches)
-        if run.floor is not None:
-            segments.append(floor_segment(self.target, run.phase.value, steps))
-            states.append(run.floor)
-        untouched: set[str] | None = None
-        for index, result in enumerate(self.execution.train(segments, states)):
-            if index == len(run.branches):
-                run.floor = result.state
-                self._report(FLOOR, result, mark, steps)
-            else:
-                name = run.mixtures[index].name
-                run.branches[index] = result.state
-                run.add_losses(name, result)
-                untouched = set(result.untouched) if untouched is None else untouched & set(result.untouched)
-                self._report(name, result, mark, steps)
-        if mark == steps and untouched:
-            run.note(f"parameters without gradient in every branch at step 0: {', '.join(sorted(untouched))}")
-
-    def _report(self, name: str, result: BranchResult, mark: int, steps: int) -> None:
-        """Note what was odd in a branch's segment, and tell that it has ended."""
+        """Train every branch to a step, or less far where a stop is requested; after a stop they are not abreast."""
         run = self.state
-        run.trained_steps[name] = run.trained_steps.get(name, 0) + steps
-        run.seconds += result.seconds
-        for oddity, counts in result.reports.items():
-            for task in counts:
-                run.note(f"round {run.round}: branch {name!r}: gradient of {task!r} was {oddity}")
-        self._emit(
-            "segment", branch=name, step=mark, losses=result.losses, seconds=result.seconds, reports=result.reports
-        )
+        mixtures = [*run.mixtures, floor_mixture(self.target)]
+        behind = [index for index, state in enumerate(run.trained) if state.step < mark]
+        states = [run.trained[index] for index in behind]
+        segments = [
+            Segment(run.phase.value, mixtures[index], mark - state.step)
+            for index, state in zip(behind, states, strict=True)
+        ]
+        for index, result in zip(behind, self.execution.train(segments, states), strict=True):
+            if index == len(run.branches):
+                run.floor, name = result.state, FLOOR
+            else:
+                run.branches[index], name = result.state, run.mixtures[index].name
+                run.add_losses(name, result)
+            run.add_segment(name, result)
+            details = {"losses": result.losses, "seconds": result.seconds, "reports": result.reports}
+            self._emit("segment", branch=name, step=result.state.step, **details)
+        if run.step == mark:
+            run.note_untouched()
 
     def _fix_reference(self) -> None:
         """Let the target-only, or the only, branch of round 1 be what several metrics are compared with."""
@@ -340,10 +334,13 @@ class Rounds:
         self.store.save(self.state.to_value(), self.state.saves)
         self.mapped.rest()
         self._tell("checkpoint")
+        if is_stop_requested():
+            stop_now()
 
     def _tell(self, event: str) -> None:
         """Tell the observer what is still to be trained; the record, which a resume cuts back, has no use for it."""
         run = self.state
         names = [mixture.name for mixture in run.mixtures] + [FLOOR] * (run.floor is not None)
         position = {"phase": run.phase.value, "round": run.round, "step": run.step}
-        self.observe({"event": event, **position, "until": self._last_step(), "branches": names})
+        steps = dict(zip(names, (state.step for state in run.trained), strict=False))
+        self.observe({"event": event, **position, "steps": steps, "until": self._last_step(), "branches": names})

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from forkmerge.algorithms.run_record import Round, Run
-from forkmerge.algorithms.table_data import show_metrics, show_number
+from forkmerge.algorithms.table_data import show_metrics, show_number, show_steps
 from forkmerge.engine.storage.run_folder import RunFolder, list_runs, status
 from forkmerge.errors import ForkMergeError, StoreError, command
 
@@ -155,5 +155,5 @@ def list_saved_runs(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def _where(value: dict[str, Any]) -> str:
-    phase, step = value["phase"], value["branches"][0]["step"]
-    return f"refit step {step}" if phase == "refit" else f"step {step}"
+    steps = {name: branch["step"] for (name, _), branch in zip(value["mixtures"], value["branches"], strict=True)}
+    return show_steps(value["phase"], steps)

@@ -30,6 +30,18 @@ def show_share(value: float) -> str:
     return f"{value:.2f}"
 
 
+def show_steps(phase: str, steps: Mapping[str, int]) -> str:
+    """Return where a checkpoint stands; an interrupted round may have branches at different steps.
+
+    Example:
+        >>> show_steps("refit", {"alone": 8, "joint": 8}), show_steps("search", {"alone": 8, "joint": 5})
+        ('refit step 8', "step 8 of 'alone', 5 of 'joint'")
+    """
+    values = list(dict.fromkeys(steps.values()))
+    each = ", ".join(f"{step} of {name!r}" for name, step in steps.items())
+    return f"{'refit ' if phase == 'refit' else ''}step {values[0] if len(values) == 1 else each}"
+
+
 def show_shares(shares: Mapping[str, float]) -> str:
     """Return coefficients, or relevances, as one readable line."""
     return ", ".join(f"{name} {show_share(value)}" for name, value in shares.items())

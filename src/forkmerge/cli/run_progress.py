@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from forkmerge.algorithms.table_data import show_number, show_shares
+from forkmerge.algorithms.table_data import show_number, show_shares, show_steps
 from forkmerge.cli.progress import Clock, ProgressView
 from forkmerge.experiments.units import show_bytes
 
@@ -82,8 +82,9 @@ class RunView(ProgressView):
         self.branches = list(event["branches"])
         if self.step < self._until:
             self.round = self._round_of(event)
-        self._merged_at, self._at = self.step, {}
-        self.checkpoint = f"{'refit ' if self.phase == 'refit' else ''}step {self.step}"
+        steps = event.get("steps") or dict.fromkeys(self.branches, self.step)
+        self._merged_at, self._at = self.step, dict(steps)
+        self.checkpoint = show_steps(self.phase, steps)
 
     def _round_of(self, event: Mapping[str, Any]) -> int:
         return int((event["round"] - 1) % self.rounds + 1)

@@ -14,22 +14,16 @@ import typer
 from rich.console import Console
 
 
-class _Terminated(KeyboardInterrupt):
-    """SIGTERM, handled like Ctrl-C."""
-
-
-def _terminate(number: int, frame: object) -> None:
-    raise _Terminated
-
-
 @contextmanager
 def interruptible(console: Console, how_to_go_on: Callable[[], str | None]) -> Iterator[None]:
     """End cleanly on Ctrl-C and SIGTERM, saying how to go on; None says that nothing was written."""
-    before = signal.signal(signal.SIGTERM, _terminate)
+    from forkmerge.engine.training.interrupts import Terminated, terminate  # here, since help does without torch
+
+    before = signal.signal(signal.SIGTERM, terminate)
     try:
         yield
     except KeyboardInterrupt as interrupt:
-        number = signal.SIGTERM if isinstance(interrupt, _Terminated) else signal.SIGINT
+        number = signal.SIGTERM if isinstance(interrupt, Terminated) else signal.SIGINT
         say(console, how_to_go_on() or "interrupted before anything was written.", style="yellow")
         raise typer.Exit(128 + number) from None
     finally:

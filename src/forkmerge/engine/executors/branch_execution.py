@@ -15,6 +15,7 @@ from forkmerge.engine.executors.parallel_calls import using_threads
 from forkmerge.engine.executors.pending_calls import ATTEMPTS, CallLost, PendingCall, PendingCalls
 from forkmerge.engine.merging.measure_candidate import Measurement, MeasureRequest
 from forkmerge.engine.training.branch import BranchResult
+from forkmerge.engine.training.interrupts import is_stop_requested
 from forkmerge.engine.training.model_binding import ModelBinding
 from forkmerge.engine.training.release_memory import thrifty
 from forkmerge.engine.training.state import State
@@ -73,7 +74,10 @@ class BranchExecution:
         self._spent: dict[tuple[str, str], tuple[float, int]] = {}  # seconds, steps
 
     def train(self, segments: Sequence[Segment], states: Sequence[State]) -> Iterator[BranchResult]:
-        """Train every branch for its segment, changing its state; results come in the order of the branches."""
+        """Train every branch for its segment, changing its state; results come in the order of the branches.
+
+        Where a stop is requested, segments end at their next step.
+        """
         branches = [_Branch(segment, state) for segment, state in zip(segments, states, strict=True)]
         calls, branch_of, next_out = PendingCalls(self.executor), dict[PendingCall, _Branch](), 0
         for parts in self._parts(branches):
@@ -85,6 +89,10 @@ class BranchExecution:
                 while next_out < len(branches) and branches[next_out].results and not branches[next_out].left:
                     yield self._joined(branches[next_out])
                     next_out += 1
+            if is_stop_requested():
+                break
+        for branch in branches[next_out:]:
+            yield self._joined(branch)
 
     def measure(self, states: Sequence[State], requests: Sequence[MeasureRequest]) -> list[Measurement]:
         """Measure combinations of states; workers share the requests, so make several at once."""
@@ -112,11 +120,12 @@ class BranchExecution:
         yield divide([branch.left for branch in branches], costs, self.workers)
 
     def _take_in(self, call: PendingCall, branch: _Branch) -> None:
-        result, steps = BranchResult(branch.state, **_result_of(call)), call.payload.steps
+        result = BranchResult(branch.state, **_result_of(call))
         seconds, before = self._spent.get(branch.key, (0.0, 0))
-        self._spent[branch.key] = (seconds + result.seconds, before + steps)
+        if result.steps:
+            self._spent[branch.key] = (seconds + result.seconds, before + result.steps)
         branch.results.append(result)
-        branch.left -= steps
+        branch.left -= result.steps
 
     def _joined(self, branch: _Branch) -> BranchResult:
         """Return the result of a segment, its state brought here: the same as if it had not been cut."""
@@ -143,6 +152,7 @@ class BranchExecution:
             counts=counts,
             seconds=sum(result.seconds for result in branch.results),
             reports=reports,
+            steps=sum(result.steps for result in branch.results),
             bad_steps={task: step for result in reversed(branch.results) for task, step in result.bad_steps.items()},
         )
 

@@ -162,6 +162,12 @@ class Executor(ABC):
         """
         return handles[0]
 
+    def interrupt(self) -> None:  # noqa: B027 (nothing to do is an answer)
+        """Ask workers that are in the middle of a call to end it early, if they can; may be called in a handler.
+
+        Where this does nothing, calls that run elsewhere take as long as they take.
+        """
+
     def __enter__(self: Self) -> Self:
         """Return the executor, which is closed at the end of the `with`."""
         return self

@@ -143,6 +143,10 @@ class ProcessExecutor(Executor):
         """End all processes."""
         self.team.close()
 
+    def interrupt(self) -> None:
+        """Send every process a SIGINT, which those of a terminal have got already."""
+        self.team.interrupt()
+
     def first_done(self, handles: Sequence[Handle]) -> Handle:
         """Wait until one of the calls has ended, and return it."""
         while True:

@@ -108,6 +108,7 @@ class Team:
 
     def __init__(self, count: int) -> None:
         self._parcel: Parcel | None = None
+        self._is_interrupted = False
         self._starts = [0] * count
         self.workers: list[Worker] = []
         try:
@@ -144,8 +145,19 @@ class Team:
                 break  # a process that has become ready is reason enough to look for work
         return events
 
+    def interrupt(self) -> None:
+        """Send a SIGINT to every process that can do jobs: it ignores it, unless what does its jobs knows better."""
+        self._is_interrupted = True
+        for worker in self.workers:
+            pid = worker.process.pid
+            if worker.is_ready and pid is not None and os.name == "posix":  # elsewhere that would end the process
+                with suppress(OSError):
+                    os.kill(pid, signal.SIGINT)
+
     def close(self) -> None:
-        """End all processes."""
+        """End all processes, all at once: one that trains may take a moment to write a checkpoint."""
+        for worker in self.workers:
+            worker.process.terminate()
         for worker in self.workers:
             worker.end()
 
@@ -162,6 +174,8 @@ class Team:
             worker.is_up = True
         elif kind == "ready":
             worker.is_ready, self._starts[worker.index] = True, 0
+            if self._is_interrupted:
+                self.interrupt()  # which it could not hear before
         elif not worker.is_ready:
             raise WorkerError(value)
         else:

@@ -26,6 +26,7 @@ class BranchResult:
         untouched: Trainable parameters that got no gradient in the segment's first step.
         reports: How often a task's gradient was "zero" or "not finite" under a gradient method, by task.
         bad_steps: The first step whose loss was not finite, for every task that had one.
+        steps: How many steps were done: all, unless a stop was requested.
     """
 
     state: State
@@ -36,6 +37,7 @@ class BranchResult:
     untouched: list[str] = field(default_factory=list)
     reports: dict[str, dict[str, int]] = field(default_factory=dict)
     bad_steps: dict[str, int] = field(default_factory=dict)
+    steps: int = 0
 
 
 def train_branch(
@@ -87,7 +89,7 @@ def train_branch(
     assert loop is not None
     if not loop.reports:
         binding.suspects.discard(mixture.name)
-    state.step += steps
+    state.step += loop.done
     return BranchResult(
         state,
         losses=loop.mean_losses,
@@ -97,6 +99,7 @@ def train_branch(
         untouched=loop.untouched,
         reports=loop.reports,
         bad_steps=loop.bad_steps,
+        steps=loop.done,
     )
 
 

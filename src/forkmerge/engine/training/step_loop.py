@@ -14,6 +14,7 @@ from torch import Tensor
 
 from forkmerge.engine.training.batchnorm import BatchNorm, moved_norms, untracked
 from forkmerge.engine.training.combine_tasks import TaskCombiner
+from forkmerge.engine.training.interrupts import is_stop_requested
 from forkmerge.engine.training.method_context import Reading, StepContext
 from forkmerge.engine.training.model_binding import ModelBinding
 from forkmerge.engine.training.task_gradients import TaskLoss
@@ -64,6 +65,7 @@ class StepLoop:
         self.losses: dict[str, list[Tensor]] = {}
         self._loss_steps: dict[str, list[int]] = {}
         self.untouched: list[str] = []
+        self.done = 0  # steps; fewer than all where it was asked to stop
         active = tuple(mixture.active(problem.tasks))
         self.method = training.method if len(active) > 1 else None
         self.streams = self._streams(active)
@@ -92,11 +94,14 @@ class StepLoop:
                 for name, stream in self.streams.items()
             }
             for step, tasks_of_step in zip(self.steps, tasks, strict=True):
+                if is_stop_requested():
+                    break
                 try:
                     self._step(feeds, tasks_of_step, step)
                 except Exception as error:
                     add_fact(error, f"at step {step} of branch {self.mixture.name!r}")
                     raise
+                self.done += 1
 
     def _step(self, feeds: dict[str, Batches], tasks: tuple[str, ...], step: int) -> None:
         # No optimizer moves a parameter whose gradient is None: a head that a branch leaves alone keeps its bits.

@@ -1,0 +1,95 @@
+"""Ctrl-C and SIGTERM held back until the step under way has ended and a checkpoint is written; a second one is not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Any, NoReturn
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_NEWS = b"\nstopping after this step, to write a checkpoint; once more ends at once\n"
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, handled like Ctrl-C."""
+
+
+def terminate(number: int, frame: FrameType | None) -> NoReturn:
+    """Handle SIGTERM like Ctrl-C."""
+    raise Terminated
+
+
+class _Request:
+    """What this process was asked for; signals belong to a process, so there is one."""
+
+    number: int | None = None
+    handlers: dict[int, Any] = {}  # noqa: RUF012 (those that were there before, replaced as a whole)
+
+
+def is_stop_requested() -> bool:
+    """Whether training is to end at the next step."""
+    return _Request.number is not None
+
+
+def request_stop(number: int, frame: FrameType | None) -> None:
+    """Ask this process to end its training at the next step: the handler of worker processes."""
+    _Request.number = number
+
+
+@contextmanager
+def held_back(forward: Callable[[], None]) -> Iterator[None]:
+    """Hold the first Ctrl-C or SIGTERM inside back until `stop_now` is called.
+
+    Only where it would end the program: whoever has a handler of their own keeps it. Other threads than the main one
+    cannot have handlers, so there nothing is held back.
+
+    Args:
+        forward: Called when there is one, to ask worker processes, too.
+    """
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    ends = (signal.default_int_handler, signal.SIG_DFL, terminate)
+    mine = {int(number): handler for number, handler in before.items() if handler in ends}
+    if threading.current_thread() is not threading.main_thread() or not mine:
+        yield
+        return
+    owner = os.getpid()
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        if os.getpid() != owner:  # a process that reads examples, forked from this one
+            return
+        if is_stop_requested():
+            stop_now(number)
+        _Request.number = number
+        with suppress(OSError):
+            os.write(2, _NEWS)  # nothing that is buffered may be used in a handler
+        forward()
+
+    _Request.number, _Request.handlers = None, mine
+    try:
+        for number in mine:
+            signal.signal(number, hold)
+        yield
+    finally:
+        _restore()
+
+
+def stop_now(number: int | None = None) -> None:
+    """Let the signal that was held back take effect: end the program, or raise KeyboardInterrupt."""
+    number, handlers = number or _Request.number, _Request.handlers
+    if number is None:
+        return
+    _restore()
+    handler = handlers[number]
+    if callable(handler) and handler is not signal.SIG_DFL:
+        handler(number, None)
+    signal.raise_signal(number)
+
+
+def _restore() -> None:
+    for number, handler in _Request.handlers.items():
+        signal.signal(number, handler)
+    _Request.number, _Request.handlers = None, {}
