@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 import stat
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +16,9 @@ import torch
 from torch import nn
 
 import forkmerge as fm
+from _asserts import assert_same_bits
+from disk_faults import Faults
+from forkmerge.algorithms.resolved_config import resume_with
 from forkmerge.engine.storage.run_folder import status
 from paths import TESTS
 from problems import (
@@ -146,3 +151,26 @@ class TestOtherOptions:
         assert len(caught) == 1
         assert str(caught[0].message) in run.notes
         assert caught[0].filename == str(TESTS / "problems.py"), "it points at the call of fit"
+
+
+def test_a_full_disk_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, folder = fit(fm.SingleTask()), tmp_path / "run"
+    with monkeypatch.context() as patch:
+        faults = Faults(patch)
+        faults.arm(16, "before", OSError(errno.ENOSPC, "No space left on device"))
+        message = rf"No space left on device\. What was written is whole: .*fit\(…, folder='{folder}', resume=True\)\."
+        with pytest.raises(fm.StoreError, match=message):
+            fit(fm.SingleTask(), folder=folder)
+    assert_same_bits(fit(fm.SingleTask(), folder=folder, resume=True).model, whole.model)
+
+
+def test_a_run_from_a_recipe_says_the_command() -> None:
+    assert resume_with("a b", {"settings": {}}) == "continue with: forkmerge resume 'a b'"
+
+
+def test_a_disk_that_is_too_small_is_refused_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = shutil.disk_usage(tmp_path)._replace(free=2_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
+    with pytest.raises(fm.StoreError, match=r"run will need about .* GB, and 2e-06 GB are free there: free some space"):
+        fit(fm.ForkMerge(interval=4), folder=tmp_path / "run")
+    assert not (tmp_path / "run").exists()

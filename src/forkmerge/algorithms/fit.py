@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import fields, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import nn
 from forkmerge.algorithms.checkpoint import RunState
 from forkmerge.algorithms.floor import read_reference
 from forkmerge.algorithms.preflight import check_run
-from forkmerge.algorithms.resolved_config import open_store, run_config, stored_training
+from forkmerge.algorithms.resolved_config import advised, open_store, run_config, stored_training
 from forkmerge.algorithms.rounds import Observe, Rounds
 from forkmerge.algorithms.run_record import Run, environment
 from forkmerge.algorithms.settings import Settings
@@ -25,6 +26,7 @@ from forkmerge.engine.executors.branch_worker import TrainingJob
 from forkmerge.engine.executors.devices import Devices, check_devices, place_model, resolve_workers
 from forkmerge.engine.executors.executor import Executor
 from forkmerge.engine.executors.process_executor import local_executor
+from forkmerge.engine.storage.atomic_files import check_space, is_unused
 from forkmerge.engine.storage.run_folder import NoStore, RunFolder
 from forkmerge.engine.training.interrupts import held_back
 from forkmerge.engine.training.memory_format import memory_format
@@ -125,6 +127,9 @@ class Algorithm(ABC):
     ) -> Run:
         facts = environment(job.threads, device_of(job.model))
         with open_branches(job, executor) as execution:  # before the folder: it finds out what cannot be trained
+            if folder is not None and is_unused(Path(folder)):
+                steps, binding = config["training"]["steps"], execution.binding
+                check_space(Path(folder), self.settings(job.problem).least_disk(binding, job.problem, steps))
             store, notes = open_store(folder, resume, config, facts, depth=4)
             with store:
                 result = store.result()
@@ -132,7 +137,10 @@ class Algorithm(ABC):
                     return _finished(result, job.model, store)
                 rounds = rounds_of(execution=execution, store=store)
                 try:
-                    with held_back(executor.interrupt) if folder is not None else nullcontext():
+                    with (
+                        advised(folder, config["source"]),
+                        held_back(executor.interrupt) if folder is not None else nullcontext(),
+                    ):
                         state = rounds.run()
                 except BaseException:
                     execution.binding.restore_buffers()  # so that the same module can resume

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import shlex
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from forkmerge.engine.storage.atomic_files import is_unused
+from forkmerge.engine.storage.atomic_files import is_full, is_unused
 from forkmerge.engine.storage.run_folder import NoStore, RunFolder
 from forkmerge.engine.training.options import Training
-from forkmerge.errors import StoreError
+from forkmerge.errors import StoreError, command
 from forkmerge.moved_paths import current_paths
 from forkmerge.problem.definition import Problem
 
@@ -62,6 +64,25 @@ def stored_training(folder: str | os.PathLike[str] | None, resume: bool) -> dict
 
 
 _FORMER = {"statistics": "all", "lr_of": None}  # what runs did that were begun before there was a choice
+
+
+@contextmanager
+def advised(folder: str | os.PathLike[str] | None, source: Mapping[str, Any]) -> Iterator[None]:
+    """Say how to go on where a disk has become full inside."""
+    try:
+        yield
+    except StoreError as error:
+        if folder is None or not is_full(error):
+            raise
+        advice = f"What was written is whole: free some space, then {resume_with(folder, source)}."
+        raise StoreError(f"{error} {advice}") from error
+
+
+def resume_with(folder: str | os.PathLike[str], source: Mapping[str, Any]) -> str:
+    """Return what continues a run, which was started from a recipe or from Python."""
+    if source:
+        return f"continue with: {command(f'resume {shlex.quote(str(folder))}')}"
+    return f"continue with fit(…, folder={str(folder)!r}, resume=True)"
 
 
 def open_store(

@@ -9,7 +9,11 @@ from typing import Any, Literal
 
 from forkmerge.algorithms.mixtures import Mixed, Mixtures, check_mixtures, mixtures_from, scale_auxiliaries
 from forkmerge.engine.merging.searches import Greedy, Grid, Search, search_from
+from forkmerge.engine.storage.run_folder import CHECKPOINTS_KEPT
+from forkmerge.engine.training.model_binding import ModelBinding
+from forkmerge.engine.training.optimizers import state_share
 from forkmerge.engine.training.options import Mixture
+from forkmerge.engine.training.state import StateSizes
 from forkmerge.errors import ProblemError, check_count
 from forkmerge.methods import Method, method_from
 from forkmerge.problem.definition import Problem
@@ -91,6 +95,15 @@ class Settings:
             return self.search
         return _GRID if branches <= 2 else _GREEDY
 
+    def least_disk(self, binding: ModelBinding, problem: Problem, steps: int) -> int:
+        """Return the bytes that a run's folder needs at least: of rounds with as few branches as pruning may leave."""
+        probes = dict.fromkeys((probe.name for probe in self.probes(problem)), 0.0)
+        branches, rounds = len(self.branches(problem, probes)), -(-steps // self.interval_of(steps))
+        weights = sum(parameter.nbytes for parameter in binding.layout.parameters)
+        sizes = StateSizes(weights, int(weights * state_share(binding.optimizer)), buffers=0, fixed=0)
+        kept = rounds * min(branches, self.prune_to or branches)
+        return disk_of_run(self, sizes, branches, kept, inside=False)["total"]
+
     def interval_of(self, steps: int) -> int:
         """Δt for a run of `steps` steps."""
         return min(self.interval or -(-steps // 5), steps)
@@ -98,3 +111,25 @@ class Settings:
     def validate_every_of(self, steps: int) -> int:
         """Steps between in-interval validations for a run of `steps` steps."""
         return self.validate_every or -(-self.interval_of(steps) // 5)
+
+
+def disk_of_run(settings: Settings, sizes: StateSizes, first: int, in_all: int, inside: bool) -> dict[str, int]:
+    """Return the bytes that a run's folder grows to.
+
+    After a merge all branches have the merged weights, which are then written once; inside a round (`inside`) each has
+    its own.
+
+    Args:
+        settings: The algorithm's options.
+        sizes: Those of one branch.
+        first: How many branches the first round has, which has most.
+        in_all: How many all rounds have together.
+        inside: Whether checkpoints are written inside rounds.
+    """
+    weights = sizes.weights + sizes.buffers
+    held = 2 * settings.refit + (settings.select == "best") + first * (settings.checkpoint != "last")
+    checkpoint = (1 + held) * weights + first * (sizes.optimizer + sizes.buffers)
+    checkpoint += settings.floor * (weights + sizes.optimizer) + (first * sizes.weights if inside else 0)
+    kept = in_all * weights if settings.keep_branches else 0
+    parts = {"checkpoints": CHECKPOINTS_KEPT * checkpoint, "branches": kept, "model": sizes.weights + sizes.fixed}
+    return {"checkpoint": checkpoint, **parts, "total": sum(parts.values())}

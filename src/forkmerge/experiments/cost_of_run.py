@@ -19,14 +19,14 @@ from forkmerge.algorithms import Algorithm
 from forkmerge.algorithms.composed import Composed
 from forkmerge.algorithms.fit import build_model, check_numbers
 from forkmerge.algorithms.floor import floor_branch
-from forkmerge.algorithms.settings import Settings
+from forkmerge.algorithms.settings import Settings, disk_of_run
 from forkmerge.engine.executors.branch_execution import BranchExecution, open_branches
 from forkmerge.engine.executors.branch_worker import Segment, TrainingJob
 from forkmerge.engine.executors.devices import resolve_workers
 from forkmerge.engine.executors.serial import SerialExecutor
 from forkmerge.engine.training.options import Mixture
-from forkmerge.engine.training.state import State
-from forkmerge.experiments.bytes_of_run import StateSizes, disk_of_run, memory_of_run, sizes_of
+from forkmerge.engine.training.state import State, StateSizes
+from forkmerge.experiments.bytes_of_run import memory_of_run, sizes_of
 from forkmerge.experiments.pretraining import first_model
 from forkmerge.experiments.recipe import Recipe
 from forkmerge.experiments.short_training import short_training

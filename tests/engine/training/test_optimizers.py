@@ -11,6 +11,7 @@ from torch import nn
 import forkmerge as fm
 from _asserts import assert_same_bits
 from branch_training import WEIGHTS, resumed_bits
+from forkmerge.engine.training.optimizers import state_share
 from problems import SGD, plain_loop, plain_net
 
 
@@ -53,3 +54,10 @@ def test_parameter_groups_keep_their_own_learning_rates() -> None:
     cosine = fm.SchedulerOf("CosineAnnealingLR", T_max=10)
     ours = resumed_bits(plain_net, groups, cosine)
     assert_same_bits(ours, plain_loop(plain_net, by_hand, WEIGHTS, 10, scheduler=cosine))
+
+
+@pytest.mark.parametrize(("name", "share"), [("SGD", 0.0), ("Adam", 2.0), ("Adagrad", 1.0), ("LBFGS", 2.0)])
+def test_what_an_optimizer_will_keep_is_known_before_its_first_step(name: str, share: float) -> None:
+    model = torch.nn.Linear(3, 2)
+    optimizer = fm.OptimizerOf(name, lr=0.1)(model)
+    assert state_share(optimizer) == share

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -55,6 +56,22 @@ def explained(doing: str) -> Iterator[None]:
         yield
     except (OSError, SafetensorError) as error:
         raise StoreError(f"cannot {doing}: {_reason(error)}.") from error
+
+
+def check_space(folder: Path, needed: int) -> None:
+    """Refuse to begin what will not fit on the disk of a folder, which need not exist yet."""
+    existing = next((path for path in (folder, *folder.absolute().parents) if path.exists()), Path())
+    free = shutil.disk_usage(existing).free
+    if free < needed:
+        raise StoreError(
+            f"{folder} will need about {needed / 1e9:.3g} GB, and {free / 1e9:.3g} GB are free there: free some space, "
+            "or choose a folder on another disk."
+        )
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether a StoreError says that the disk, or the user's share of it, is full."""
+    return isinstance(error.__cause__, OSError) and error.__cause__.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 # Every change of the disk passes through the next four functions, which is where tests put their faults.

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -112,6 +113,19 @@ class SchedulerOf(_Factory):
             )
         scheduler: LRScheduler = self.made(optimizer)
         return scheduler
+
+
+def state_share(optimizer: Optimizer) -> float:
+    """Return the bytes that an optimizer will keep, in units of its parameters': 2 for Adam, 0 for plain descent."""
+    parameter = nn.Parameter(torch.zeros(1024))
+    parameter.grad = torch.zeros_like(parameter)
+    try:
+        twin = type(optimizer)([parameter], **optimizer.defaults)
+        twin.step()
+    except Exception:  # one that is made in another way: most of those that keep anything keep this much
+        return 2.0
+    kept = sum(value.nbytes for value in twin.state[parameter].values() if isinstance(value, Tensor) and value.dim())
+    return kept / parameter.nbytes
 
 
 def _steps_of(value: Any, steps: int) -> Any:

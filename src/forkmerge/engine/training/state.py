@@ -174,3 +174,13 @@ def check_same_parameters(signatures: Sequence[dict[str, list[int]]], names: Seq
                     f"branches {names[0]!r} and {name!r} have different parameters: {key!r} is "
                     f"{first.get(key, 'missing')} in one and {other.get(key, 'missing')} in the other."
                 )
+
+
+@dataclass(frozen=True)
+class StateSizes:
+    """Bytes: trainable parameters, optimizer state and changed buffers of one branch, and what is never forked."""
+
+    weights: int
+    optimizer: int
+    buffers: int
+    fixed: int
