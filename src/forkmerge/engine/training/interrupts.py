@@ -64,8 +64,9 @@ def held_back(forward: Callable[[], None]) -> Iterator[None]:
         if is_stop_requested():
             stop_now(number)
         _Request.number = number
-        with suppress(OSError):
-            os.write(2, _NEWS)  # nothing that is buffered may be used in a handler
+        if number == signal.SIGINT:  # somebody is watching
+            with suppress(OSError):
+                os.write(2, _NEWS)  # nothing that is buffered may be used in a handler
         forward()
 
     _Request.number, _Request.handlers = None, mine
