@@ -33,9 +33,9 @@ def states(*values: float, step: int = 4) -> list[State]:
     return [State(step, {"float32": torch.full((3,), value)}) for value in values]
 
 
-def run_state(*, step: int = 4, **changes: Any) -> RunState:
+def run_state(*, step: int = 4, branches: list[State] | None = None, **changes: Any) -> RunState:
     """A run between two merges, with something in every field."""
-    (best, *branches), (merged, floor) = states(0.0, 1.0, 2.0, step=step), states(3.0, 4.0, step=2)
+    (best, floor, *abreast), (merged,) = states(0.0, 4.0, 1.0, 2.0, step=step), states(3.0, step=2)
     mixtures = [fm.Mixture("alone", {"tgt": 1.0}), fm.Mixture("joint", {"tgt": 1.0, "aux": 0.5})]
     fields: dict[str, Any] = {
         "round_start": 2,
@@ -49,7 +49,7 @@ def run_state(*, step: int = 4, **changes: Any) -> RunState:
         "notes": ["a note"],
         "saves": 3,
     }
-    return RunState(Phase.REFIT, mixtures, branches, merged, **{**fields, **changes})
+    return RunState(Phase.REFIT, mixtures, branches or abreast, merged, **{**fields, **changes})
 
 
 def result(sums: Any, counts: Any, bad_steps: Any = None) -> BranchResult:
@@ -95,6 +95,13 @@ class TestRunState:
         assert [mixture.name for mixture in held.mixtures] == ["joint"]
         assert [branch.rows["float32"][0].item() for branch in held.branches] == [2.0]
         assert set(held.snapshots) == {"joint"}
+
+    def test_branches_that_were_cut_off_are_not_abreast_and_keep_their_own_weights(self) -> None:
+        held = run_state(branches=[*states(1.0, step=2), *states(2.0, step=3)])
+        assert (held.step, [state.step for state in held.trained]) == (2, [2, 3, 4])
+        after = RunState.from_value(held.to_value())
+        after.refork()
+        assert [state.rows["float32"][0].item() for state in after.branches] == [1.0, 2.0]
 
     def test_a_new_round_forgets_losses_and_seconds_and_a_note_is_taken_once(self) -> None:
         held = run_state(seconds=2.0)
