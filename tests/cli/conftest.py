@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,14 @@ from typing import Any
 import pytest
 
 from command_line import TINY
+
+
+@pytest.fixture(autouse=True)
+def terminal_signals() -> Iterator[None]:
+    """Handlers of a program in a terminal: jobs in the background of a script ignore Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

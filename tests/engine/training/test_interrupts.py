@@ -22,10 +22,12 @@ BOTH = (signal.SIGINT, signal.SIGTERM)
 
 @pytest.fixture(autouse=True)
 def handlers_stay() -> Iterator[None]:
-    before = [signal.getsignal(number) for number in BOTH]
+    """Those of a terminal: jobs in the background of a script ignore Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
-    assert [signal.getsignal(number) for number in BOTH] == before
+    assert [signal.getsignal(number) for number in BOTH] == [signal.default_int_handler, signal.SIG_DFL]
     assert not is_stop_requested()
+    signal.signal(signal.SIGINT, before)
 
 
 def stopping(at: int) -> Callable[..., Any]:
