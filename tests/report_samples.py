@@ -61,7 +61,7 @@ def names(count: int, hostile: bool = False) -> list[str]:
     return [*HOSTILE, *plain][:count] if hostile else plain
 
 
-def story(tasks: int, rounds: int, hostile: bool = False, path: Path = Path("runs/made-up")) -> SavedRun:
+def saved_run(tasks: int, rounds: int, hostile: bool = False, path: Path = Path("runs/made-up")) -> SavedRun:
     """A finished run with a branch per task."""
     draw, finished = random.Random(0), []
     tasks_of = names(tasks, hostile)

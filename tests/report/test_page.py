@@ -47,7 +47,7 @@ class Reader(HTMLParser):
 
 def test_names_stay_text_everywhere_in_the_page():
     figures = samples.all_figures(hostile=True)
-    page = run_page(samples.story(6, 3, hostile=True))
+    page = run_page(samples.saved_run(6, 3, hostile=True))
     page = Page(page.title, page.kind, page.headline, page.facts, (*page.sections, Section("all", "", tuple(figures))))
     text = to_html(page)
     read = Reader(text)

@@ -68,4 +68,4 @@ def test_reports_import_no_drawing_library_before_they_draw(monkeypatch):
         return known(name, *rest, **more)
 
     monkeypatch.setattr(builtins, "__import__", watched)
-    assert run_page(samples.story(3, 3)).figures
+    assert run_page(samples.saved_run(3, 3)).figures

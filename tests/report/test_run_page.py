@@ -41,7 +41,7 @@ def test_a_run_folder_becomes_a_page_with_the_command_that_made_it(tmp_path):
 
 
 def test_tasks_are_called_used_or_refused_against_equal_coefficients():
-    many = samples.story(40, 30).run
+    many = samples.saved_run(40, 30).run
     assert many is not None
     words = use_of(many)
     assert words["task 01"] == "used"
@@ -49,4 +49,4 @@ def test_tasks_are_called_used_or_refused_against_equal_coefficients():
 
 
 def test_a_page_of_forty_tasks_and_five_hundred_rounds_is_small():
-    assert len(to_html(run_page(samples.story(40, 500))).encode()) < 10e6
+    assert len(to_html(run_page(samples.saved_run(40, 500))).encode()) < 10e6

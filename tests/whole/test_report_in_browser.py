@@ -32,7 +32,7 @@ def opened(browser, folder, page: Page, **options):
 @pytest.fixture(scope="module")
 def hostile(browser, tmp_path_factory):
     """Every figure there is, under names that try to be more than names."""
-    page = run_page(samples.story(6, 3, hostile=True))
+    page = run_page(samples.saved_run(6, 3, hostile=True))
     figures = Section("all", "", tuple(samples.all_figures(hostile=True)))
     whole = Page(page.title, "run", page.headline, page.facts, (*page.sections, figures))
     return opened(browser, tmp_path_factory.mktemp("hostile"), whole)
@@ -101,7 +101,7 @@ def test_a_click_on_a_name_hides_its_line_in_all_panels(diagnosis):
 
 
 def test_a_page_of_forty_tasks_and_five_hundred_rounds_works(browser, tmp_path):
-    tab = opened(browser, tmp_path, run_page(samples.story(40, 500)))
+    tab = opened(browser, tmp_path, run_page(samples.saved_run(40, 500)))
     assert tab.run("document.querySelectorAll('tbody')[1].rows.length") == 500
     tab.run("document.querySelectorAll('table')[1].querySelectorAll('th button')[1].click()")
     assert tab.run("document.querySelectorAll('tbody')[1].rows[0].cells[1].textContent") == "5000"
