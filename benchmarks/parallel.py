@@ -28,7 +28,7 @@ from forkmerge.engine.executors.branch_execution import BranchExecution, open_br
 from forkmerge.engine.executors.branch_worker import Segment, TrainingJob
 from forkmerge.engine.executors.executor import Tell
 from forkmerge.engine.executors.parallel_calls import run_calls, using_threads
-from forkmerge.engine.executors.process_executor import local_executor
+from forkmerge.engine.executors.serial import local_executor
 from forkmerge.engine.merging.measure_candidate import MeasureRequest
 
 CASES: dict[str, tuple[Callable[[int], Case], int, int]] = {

@@ -25,7 +25,7 @@ from forkmerge.engine.executors.branch_execution import open_branches
 from forkmerge.engine.executors.branch_worker import TrainingJob
 from forkmerge.engine.executors.devices import Devices, check_devices, place_model, resolve_workers
 from forkmerge.engine.executors.executor import Executor
-from forkmerge.engine.executors.process_executor import local_executor
+from forkmerge.engine.executors.serial import local_executor
 from forkmerge.engine.storage.atomic_files import check_space, is_unused
 from forkmerge.engine.storage.run_folder import NoStore, RunFolder
 from forkmerge.engine.training.interrupts import held_back

@@ -19,8 +19,8 @@ from torch import Tensor
 import forkmerge as fm
 from forkmerge.engine.executors import worker_team
 from forkmerge.engine.executors.executor import Answer, Inputs, Tell, WorkerError
-from forkmerge.engine.executors.process_executor import ProcessExecutor, local_executor
-from forkmerge.engine.executors.serial import SerialExecutor
+from forkmerge.engine.executors.process_executor import ProcessExecutor
+from forkmerge.engine.executors.serial import SerialExecutor, local_executor
 from forkmerge.engine.training.state import State
 from paths import TESTS
 from problems import fit, shared_problem

@@ -17,7 +17,7 @@ import torch
 from forkmerge.engine.executors.devices import set_own_index
 from forkmerge.engine.executors.executor import Answer, Call, Tell, WorkerError
 from forkmerge.engine.executors.pending_calls import ATTEMPTS, CallLost, PendingCall, PendingCalls
-from forkmerge.engine.executors.process_executor import local_executor
+from forkmerge.engine.executors.serial import local_executor
 from forkmerge.errors import ForkMergeError
 
 Job = TypeVar("Job")

@@ -9,17 +9,11 @@ from typing import Any
 from weakref import WeakValueDictionary, finalize
 
 from forkmerge.engine.executors.executor import Call, Executor, Handle, Inputs, Tell, WorkerError, WorkerLost
-from forkmerge.engine.executors.serial import SerialExecutor
 from forkmerge.engine.executors.shared_memory import Memory
 from forkmerge.engine.executors.shared_rows import Address, Rows, SharedRows, WorkerRows
 from forkmerge.engine.executors.state_bytes import Wire, from_wire, rest_to_wire, rows_of, take_rest, with_rows
 from forkmerge.engine.executors.worker_team import Event, Team, Worker
 from forkmerge.engine.training.state import State
-
-
-def local_executor(workers: int) -> Executor:
-    """Return an executor on this machine, whose processes, if there are several, begin to start."""
-    return ProcessExecutor(workers) if workers > 1 else SerialExecutor()
 
 
 @dataclass(frozen=True)

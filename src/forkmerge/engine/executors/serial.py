@@ -91,3 +91,12 @@ class SerialExecutor(Executor):
         if not handle.has_ended:
             raise WorkerError(f"{handle.name} has failed")  # what it raised is not kept: it would keep states, too
         return handle
+
+
+def local_executor(workers: int) -> Executor:
+    """Return an executor on this machine, whose processes, if there are several, begin to start."""
+    if workers == 1:
+        return SerialExecutor()
+    from forkmerge.engine.executors.process_executor import ProcessExecutor  # which most programs never need
+
+    return ProcessExecutor(workers)
