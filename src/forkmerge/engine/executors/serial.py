@@ -95,7 +95,7 @@ class SerialExecutor(Executor):
 
 def local_executor(workers: int) -> Executor:
     """Return an executor on this machine, whose processes, if there are several, begin to start."""
-    if workers == 1:
+    if workers < 2:
         return SerialExecutor()
     from forkmerge.engine.executors.process_executor import ProcessExecutor  # which most programs never need
 
