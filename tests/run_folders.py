@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from forkmerge.engine.storage import json_codec
 from forkmerge.engine.storage.run_folder import RunFolder
 
+CHECKSUMS = ("sha256", "crc32", "run_id")
 CONFIG = {"steps": 10, "betas": (0.9, 0.999), "clip": float("inf")}
 
 
@@ -50,6 +52,32 @@ def make_run(path: Path, steps: int) -> Path:
             advance(folder, step)
         folder.record({"step": steps + 1})
     return path
+
+
+def as_earlier_version(folder: Path, **changes: Any) -> Path:
+    """Make a run's folder what a version without checksums and run ids left, with some keys of its config changed."""
+    for name in ("config.json", "result.json"):
+        if (folder / name).exists():
+            data = without_checksums((folder / name).read_bytes())
+            (folder / name).write_text(json.dumps({**data, **(changes if name == "config.json" else {})}))
+    record = folder / "record.jsonl"
+    text = record.read_bytes()
+    for path in folder.glob("*/*/manifest.json"):
+        manifest = json.loads(path.read_text())["content"]
+        offset = len(_earlier_lines(text[: manifest["record_offset"]]))
+        kept = {key: manifest[key] for key in manifest if key not in ("run_id", "config")}
+        path.write_bytes(json_codec.seal({**kept, "record_offset": offset}))
+    record.write_bytes(_earlier_lines(text))
+    return folder
+
+
+def without_checksums(text: bytes) -> dict[str, Any]:
+    """The object in a JSON text, without what tells it from one of an earlier version."""
+    return {key: value for key, value in json.loads(text).items() if key not in CHECKSUMS}
+
+
+def _earlier_lines(text: bytes) -> bytes:
+    return b"".join(json_codec.encode(without_checksums(line)) for line in text.splitlines())
 
 
 def names(path: Path) -> set[str]:

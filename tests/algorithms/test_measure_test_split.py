@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,8 @@ import torch
 
 import forkmerge as fm
 from forkmerge.algorithms.measure_test_split import measure_test
+from forkmerge.engine.storage.json_files import read_object, write_object
+from forkmerge.engine.storage.run_folder import RunFolder
 from problems import ADAM, TASKS, Untouchable, domains_problem, evaluation, fit, noisy_net, plain_net, shared_problem
 
 
@@ -46,12 +47,12 @@ def test_the_test_split_is_measured_once_and_kept(tmp_path: Path) -> None:
     assert fit().test == {"metric": 0.5}
     assert measure_test(fit(), problem, tmp_path / "run") == {"metric": 0.5}
     result = tmp_path / "run/result.json"
-    data = json.loads(result.read_text())
+    data = read_object(result)
     data["result"]["test"] = None  # as a kill between the record and the result leaves it
-    result.write_text(json.dumps(data))
+    write_object(result, data)
     assert measure_test(fit(), problem, tmp_path / "run") == {"metric": 0.5}
     assert looks == [40]
-    lines = [json.loads(line) for line in (tmp_path / "run/record.jsonl").read_text().splitlines()]
+    lines = list(RunFolder.open(tmp_path / "run", lock=False).records())
     assert [line for line in lines if line["event"] == "test"] == [
         {"event": "test", "task": "tgt", "metrics": {"metric": 0.5}}
     ]

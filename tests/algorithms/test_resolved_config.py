@@ -18,7 +18,7 @@ from torch import nn
 import forkmerge as fm
 from _asserts import assert_same_bits
 from disk_faults import Faults
-from forkmerge.algorithms.resolved_config import resume_with
+from forkmerge.algorithms.resolved_config import open_run, resume_with
 from forkmerge.engine.storage.run_folder import status
 from paths import TESTS
 from problems import (
@@ -33,6 +33,7 @@ from problems import (
     shared_problem,
     stop_at,
 )
+from run_folders import as_earlier_version
 
 
 class TestFolders:
@@ -133,7 +134,7 @@ class TestOtherOptions:
         config = json.loads((killed / "config.json").read_text())
         assert config["training"].pop("statistics") == "all"
         assert config["problem"]["validation"].pop("batch_size") > 0
-        (killed / "config.json").write_text(json.dumps(config))
+        as_earlier_version(killed, training=config["training"], problem=config["problem"])
         assert fit(fm.ForkMerge(interval=4), net=frozen_seeded, folder=killed, resume=True).model is not None
 
     def test_threads_stay_those_of_the_start_unless_asked_for(self, killed: Path, monkeypatch: Any) -> None:
@@ -143,8 +144,7 @@ class TestOtherOptions:
 
     def test_another_environment_warns_with_both_and_leaves_a_note(self, killed: Path) -> None:
         config = json.loads((killed / "config.json").read_text())
-        config["environment"].update(torch="1.0.0", cpu="AVX9")
-        (killed / "config.json").write_text(json.dumps(config))
+        as_earlier_version(killed, environment={**config["environment"], "torch": "1.0.0", "cpu": "AVX9"})
         message = rf"resumed in another environment, the bits may differ: torch 1\.0\.0 → {torch.__version__}"
         with pytest.warns(UserWarning, match=message.replace("+", r"\+")) as caught:
             run = fit(fm.ForkMerge(interval=4), net=frozen_seeded, folder=killed, resume=True)
@@ -174,3 +174,39 @@ def test_a_disk_that_is_too_small_is_refused_before_training(tmp_path: Path, mon
     with pytest.raises(fm.StoreError, match=r"run will need about .* GB, and 2e-06 GB are free there: free some space"):
         fit(fm.ForkMerge(interval=4), folder=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("algorithm", [], r"\[\] is no object"),
+        ("algorithm", {"name": 3}, "3 is no text"),
+        ("problem", {"target": "tgt"}, "missing 1 required positional argument: 'validation'"),
+        ("training", {"steps": "12", "seed": 0, "threads": 1}, "'12' is no whole number"),
+        ("source", {"settings": []}, r"\[\] is no object"),
+        ("environment", None, "None is no object"),
+    ],
+)
+def test_a_config_that_does_not_say_what_it_must_is_refused_by_name(
+    tmp_path: Path, key: str, value: Any, said: str
+) -> None:
+    fit(folder=tmp_path / "run", steps=2)
+    as_earlier_version(tmp_path / "run", **{key: value})
+    for call in (lambda: open_run(tmp_path / "run"), lambda: fit(folder=tmp_path / "run", steps=2, resume=True)):
+        with pytest.raises(fm.StoreError, match=rf"run/config\.json is not a SavedConfig: .*{said}\.$"):
+            call()
+    assert status(tmp_path / "run") == "finished"
+
+
+def test_a_run_with_the_checkpoints_of_another_does_not_go_on(tmp_path: Path, monkeypatch: Any) -> None:
+    for seed in (0, 1):
+        with pytest.raises(Stopped):
+            fit(fm.ForkMerge(interval=4), folder=tmp_path / str(seed), observe=stop_at(6), seed=seed)
+    shutil.rmtree(tmp_path / "1/checkpoints")
+    shutil.copytree(tmp_path / "0/checkpoints", tmp_path / "1/checkpoints")
+    with counting_steps(monkeypatch) as trained, pytest.raises(fm.StoreError, match="was written by another run"):
+        fit(fm.ForkMerge(interval=4), folder=tmp_path / "1", resume=True, seed=1)
+    assert trained == []
+    shutil.copy(tmp_path / "1/config.json", tmp_path / "0/config.json")
+    with pytest.raises(fm.StoreError, match=r"0/checkpoints/\d+ was written by another run"):
+        fit(fm.ForkMerge(interval=4), folder=tmp_path / "0", resume=True, seed=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 import forkmerge as fm
-from forkmerge.algorithms.saved_run import list_saved_runs, read_run, read_saved_run
+from forkmerge.algorithms.saved_run import SavedRun, list_saved_runs, read_run, read_saved_run
 from problems import Stopped, fit, stop_at
 
 
@@ -76,3 +77,30 @@ def test_a_list_has_a_row_per_run_and_hides_neither_parts_nor_damage(tmp_path: P
     }
     assert rows["broken"]["changed"], "the reason"
     assert {row["name"] for row in list_saved_runs(tmp_path / "composed")} == {"composed", "pretraining", "finetuning"}
+
+
+def test_a_damaged_record_is_an_error_only_where_nothing_else_says_it(tmp_path: Path) -> None:
+    run = fit(fm.ForkMerge(interval=6, refit=True), folder=tmp_path / "run")
+    whole = read_saved_run(tmp_path / "run")
+    folders = tmp_path / "run", interrupted(tmp_path / "cut")
+    for folder in folders:
+        record = folder / "record.jsonl"
+        record.write_bytes(record.read_bytes().replace(b"segment", b"sogment", 1))
+    saved = read_saved_run(folders[0])
+    assert saved.warnings == [f"line 2 of {folders[0]}/record.jsonl is damaged: it does not match its own checksum."]
+    assert (saved.run, saved.rounds, saved.to_row()) == (run, whole.rounds, {**whole.to_row(), **changed(saved)})
+    with pytest.raises(fm.StoreError, match=r"line 2 of .*cut/record\.jsonl is damaged"):
+        read_saved_run(folders[1])
+    assert len(read_saved_run(folders[1], needs_record=False).warnings) == 1
+
+
+def changed(saved: SavedRun) -> dict[str, Any]:
+    return {"changed": saved.to_row()["changed"]}
+
+
+def test_an_event_of_another_form_is_named_with_its_line(tmp_path: Path) -> None:
+    folder = interrupted(tmp_path / "run")
+    for event, said in (({"event": 3}, "3 is no text"), ({}, "missing 1 required"), ({"event": "round"}, "missing 10")):
+        (folder / "record.jsonl").write_text(json.dumps({"event": "start"}) + "\n" + json.dumps(event) + "\n")
+        with pytest.raises(fm.StoreError, match=rf"line 2 of .*record\.jsonl is not a \w+: .*{said}"):
+            read_saved_run(folder)

@@ -66,5 +66,5 @@ def test_records_written_before_a_field_existed_are_read(tmp_path):
 def test_a_record_that_lacks_its_content_is_refused_by_name(tmp_path, file, key, read):
     (tmp_path / "t").mkdir()
     (tmp_path / file).write_text('{"format": 1}')
-    with pytest.raises(fm.StoreError, match=rf"{Path(file).name} is not a record of a comparison: KeyError\('{key}'\)"):
+    with pytest.raises(fm.StoreError, match=rf"{Path(file).name} is not a record of a comparison: it lacks '{key}'"):
         read(tmp_path)

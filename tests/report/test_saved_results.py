@@ -33,7 +33,7 @@ def test_saved_results_join_the_page_of_their_folder(tmp_path):
     to_html(page)
     assert write_figure(tmp_path, "saved-mixture", tmp_path / "a.svg").stat().st_size > 1000
     (tmp_path / "analysis" / "other.json").write_text("[]")
-    with pytest.raises(StoreError, match="is not a result of an analysis"):
+    with pytest.raises(StoreError, match=r"\.json holds no JSON object"):
         page_from(tmp_path)
 
 

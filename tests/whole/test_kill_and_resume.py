@@ -72,7 +72,7 @@ def go(folder: Path, algorithm: fm.Algorithm = ALGORITHM, **options: Any) -> Run
 
 def record(folder: Path) -> list[dict[str, Any]]:
     """What the record says, without timings."""
-    lines = [json.loads(line) for line in (folder / "record.jsonl").read_text().splitlines()]
+    lines = list(RunFolder.open(folder, lock=False).records())
     return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
 
 

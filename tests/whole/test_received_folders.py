@@ -17,7 +17,7 @@ from command_line import TINY, error_of, invoke
 from forkmerge.algorithms.saved_run import list_saved_runs
 from forkmerge.analysis.diagnosis.diagnosis import PLAN, RESULT
 from forkmerge.analysis.diagnosis.pieces import FORMAT
-from forkmerge.engine.storage.atomic_files import write_versioned
+from forkmerge.engine.storage.json_files import write_versioned
 from forkmerge.report import save_result
 from problems import Stopped, fit, stop_at
 

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from forkmerge.algorithms.resolved_config import open_run
 from forkmerge.algorithms.run_record import Run, rounds_table
 from forkmerge.algorithms.saved_run import read_run
 from forkmerge.algorithms.table_data import show_metrics, show_number, show_share, word_table
 from forkmerge.engine.storage.atomic_files import explained, fingerprint, replacing, write_file, write_tensors
 from forkmerge.engine.storage.json_codec import encode, plain
-from forkmerge.engine.storage.run_folder import RunFolder
 from forkmerge.errors import StoreError
 
 CITATION = """@inproceedings{jiang2023forkmerge,
@@ -36,7 +36,7 @@ def export_run(folder: str | os.PathLike[str], out: str | os.PathLike[str]) -> P
     with explained(f"write {out}"):
         if out.is_file() or (out.is_dir() and any(out.iterdir())):
             raise StoreError(f"{out} exists and is not an empty folder: choose another one to export to.")
-        with RunFolder.open(folder, lock=False) as store:
+        with open_run(folder) as store:
             config, tensors = store.config, store.model_tensors()
         out.parent.mkdir(parents=True, exist_ok=True)
         with replacing(out) as unfinished:

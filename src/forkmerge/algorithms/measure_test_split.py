@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from forkmerge.algorithms.run_record import Run
-from forkmerge.engine.storage.atomic_files import write_atomically
-from forkmerge.engine.storage.json_codec import encode, plain
+from forkmerge.algorithms.saved_run import read_events
+from forkmerge.engine.storage.json_codec import plain
+from forkmerge.engine.storage.json_files import read_object, write_object
 from forkmerge.engine.storage.run_folder import RunFolder
-from forkmerge.errors import ProblemError
+from forkmerge.errors import ProblemError, StoreError
 from forkmerge.problem.definition import Evaluation, Problem
 from forkmerge.problem.scoring import measure
 
@@ -41,18 +42,19 @@ def _measured(run: Run, evaluation: Evaluation) -> dict[str, float]:
 
 def _kept(run: Run, evaluation: Evaluation, folder: Path) -> dict[str, float]:
     with RunFolder.open(folder) as store:
-        measured = [event["metrics"] for event in store.records() if event["event"] == "test"]
+        measured: list[dict[str, float]] = []
+        with suppress(StoreError):  # a damaged record must not keep a run from its end
+            measured += [event.metrics for event in read_events(store) if event.event == "test"]
         if not measured:  # a kill between the two writes leaves the record's line alone
             measured = [_measured(run, evaluation)]
             store.record({"event": "test", "task": run.target, "metrics": measured[0]})
     amend_result(folder, test=measured[0])
-    metrics: dict[str, float] = measured[0]
-    return metrics
+    return measured[0]
 
 
 def amend_result(folder: Path, **values: Any) -> None:
     """Add what was measured after a run to its result on disk."""
     path = folder / "result.json"
-    data = json.loads(path.read_bytes())
+    data = read_object(path)
     data["result"].update({name: plain(value) for name, value in values.items()})
-    write_atomically(path, encode(data, 2))
+    write_object(path, data)

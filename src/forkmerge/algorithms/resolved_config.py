@@ -9,7 +9,7 @@ import shlex
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from forkmerge.engine.storage.atomic_files import is_full, is_unused
+from forkmerge.engine.storage.records import Record
 from forkmerge.engine.storage.run_folder import NoStore, RunFolder
 from forkmerge.engine.training.options import Training
 from forkmerge.errors import StoreError, command
@@ -55,11 +56,78 @@ def run_config(
     }
 
 
+@dataclass(frozen=True)
+class SavedAlgorithm(Record):
+    """Which algorithm it was."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class SavedProblem(Record):
+    """What was learned."""
+
+    target: str
+    validation: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class SavedTraining(Record):
+    """How it was trained."""
+
+    steps: int
+    seed: int
+    threads: int
+    channels_last: bool | None = None
+
+
+@dataclass(frozen=True)
+class SavedModel(Record):
+    """What was trained."""
+
+    kind: str
+
+
+@dataclass(frozen=True)
+class SavedSource(Record):
+    """Where the recipe came from; a run started from Python has none."""
+
+    settings: dict[str, Any] = field(default_factory=dict)
+    folders: list[str] = field(default_factory=list)
+    command: str | None = None
+    workers: int | None = None
+    code: str | None = None
+    pretrained: str | None = None
+
+
+@dataclass(frozen=True)
+class SavedConfig(Record):
+    """What every config says, besides much that is only compared."""
+
+    algorithm: SavedAlgorithm
+    problem: SavedProblem
+    training: SavedTraining
+    model: SavedModel
+    source: SavedSource = field(default_factory=SavedSource)
+    environment: dict[str, Any] = field(default_factory=dict)
+
+
+def open_run(folder: str | os.PathLike[str], *, lock: bool = False) -> RunFolder:
+    """Open the folder of a run whose config says what it must; by default to look at it."""
+    store = RunFolder.open(folder, lock=lock)
+    try:
+        SavedConfig.from_json(store.config, name=store.path / "config.json")
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
 def stored_training(folder: str | os.PathLike[str] | None, resume: bool) -> dict[str, Any]:
     """Threads and memory format are resolved once: a resumed run goes on with its own, whatever the machine is now."""
     if folder is None or not resume or is_unused(Path(folder)):
         return {}
-    stored: dict[str, Any] = RunFolder.open(folder, lock=False).config["training"]
+    stored: dict[str, Any] = open_run(folder).config["training"]
     return stored
 
 
@@ -95,7 +163,7 @@ def open_store(
         return NoStore(), []
     if not resume or is_unused(Path(folder)):
         return RunFolder.create(folder, {**config, "environment": facts}), []
-    store = RunFolder.open(folder)
+    store = open_run(folder, lock=True)
     for key, value in config.items():
         stored: Any = store.config.get(key)
         if key == "training":  # a run's bits do not depend on who reads the examples

@@ -4,15 +4,43 @@ from __future__ import annotations
 
 import os
 import shlex
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+from forkmerge.algorithms.resolved_config import open_run
 from forkmerge.algorithms.run_record import Round, Run
 from forkmerge.algorithms.table_data import show_metrics, show_number, show_steps
+from forkmerge.engine.storage.records import Record
 from forkmerge.engine.storage.run_folder import RunFolder, list_runs, status
-from forkmerge.errors import ForkMergeError, StoreError, command
+from forkmerge.errors import StoreError, command
+
+
+@dataclass(frozen=True)
+class RunEvent(Record):
+    """A line of a run's record, as far as it is read back.
+
+    Args:
+        event: What happened.
+        phase: "search" or "refit".
+        step: The step of a segment.
+        end: The last step of a round.
+        metrics: What was measured.
+        reason: Why a run failed.
+        round: All of a round.
+    """
+
+    unwritten: ClassVar[tuple[str, ...]] = ("round",)
+
+    event: str
+    phase: str = "search"
+    step: int | None = None
+    end: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+    reason: str = ""
+    round: Round | None = None
 
 
 @dataclass(frozen=True)
@@ -97,39 +125,55 @@ class SavedRun:
         }
 
 
+def read_events(store: RunFolder) -> Iterator[RunEvent]:
+    """Yield the events of a run's record."""
+    for number, data in enumerate(store.records(), start=1):
+        name = f"line {number} of {store.path / 'record.jsonl'}"
+        event = RunEvent.from_json(data, name=name)
+        yield replace(event, round=Round.from_json(data, name=name)) if event.event == "round" else event
+
+
 def read_run(folder: str | os.PathLike[str]) -> Run:
     """Return a finished run as it was recorded, without its model."""
-    with RunFolder.open(folder, lock=False) as store:
+    with open_run(folder) as store:
         result = store.result()
     if result is None:
         raise StoreError(
             f"{folder} is not finished: continue it with `{command(f'resume {shlex.quote(str(folder))}')}`."
         )
-    return Run.from_json(result)
+    return Run.from_json(result, name=Path(folder) / "result.json")
 
 
-def read_saved_run(folder: str | os.PathLike[str], *, verify: bool = False) -> SavedRun:
+def read_saved_run(folder: str | os.PathLike[str], *, verify: bool = False, needs_record: bool = True) -> SavedRun:
     """Return what a run's folder says.
 
     Args:
         folder: The run's folder.
         verify: Read the checkpoints of an interrupted run, too, to say where it continues and what is damaged.
+        needs_record: Whether a damaged record is an error and not only a warning; a finished run does without.
     """
     path = Path(folder)
     state: str = status(folder)
-    with RunFolder.open(path, lock=False) as store:
+    with open_run(path) as store:
         record = path / "record.jsonl"
         changed = datetime.fromtimestamp((record if record.exists() else path / "config.json").stat().st_mtime)
-        events = list(store.records()) if record.exists() else []
-        last: dict[str, Any] = next((event for event in reversed(events) if event["event"] in ("segment", "round")), {})
+        run = read_run(path) if state == "finished" else None
+        try:
+            events = list(read_events(store)) if record.exists() else []
+        except StoreError as error:
+            if run is None and needs_record:
+                raise
+            store.warnings.append(str(error))
+            events = [RunEvent("round", r.phase, end=r.end, round=r) for r in (run.rounds if run else ())]
+        last = next((event for event in reversed(events) if event.event in ("segment", "round")), RunEvent(""))
         progress: dict[str, Any] = {
-            "rounds": [Round.from_json(event) for event in events if event["event"] == "round"],
-            "phase": last.get("phase", "search"),
-            "step": last.get("step", last.get("end", 0)),
-            "run": read_run(path) if state == "finished" else None,
+            "rounds": [event.round for event in events if event.round is not None],
+            "phase": last.phase,
+            "step": last.end if last.step is None else last.step,
+            "run": run,
         }
-        if state == "interrupted" and events and events[-1]["event"] == "failed":
-            state, progress["reason"] = "failed", str(events[-1]["reason"])
+        if state == "interrupted" and events and events[-1].event == "failed":
+            state, progress["reason"] = "failed", events[-1].reason
         if verify and state == "interrupted":
             value = store.load()
             progress["checkpoint"] = None if value is None else _where(value)
@@ -147,7 +191,7 @@ def list_saved_runs(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
             continue
         try:
             row = read_saved_run(path).to_row()
-        except (ForkMergeError, KeyError, TypeError) as error:
+        except Exception as error:  # whatever is wrong with one folder
             row = dict.fromkeys(("algorithm", "target", "progress", "validation", "test"), "")
             row.update(name=path.name, folder=str(path), status="unreadable", changed=str(error))
         rows.append({**row, "name": os.path.relpath(path, folder) if path != Path(folder) else path.name})

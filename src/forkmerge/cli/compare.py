@@ -16,7 +16,9 @@ from forkmerge.cli.arguments import name_of, overrides_from, tune_from
 from forkmerge.cli.comparison_progress import ComparisonView
 from forkmerge.cli.print_tables import show_tables
 from forkmerge.cli.progress import watching
+from forkmerge.cli.saved_runs import WHOLE
 from forkmerge.cli.terminal import interruptible, print_json, readable_warnings, say, stderr, stdout, stdout_for_json
+from forkmerge.engine.storage.json_files import interpreting
 from forkmerge.errors import ConfigError, command
 from forkmerge.experiments.compare_options import options_from
 from forkmerge.experiments.comparison import Comparison, plan_comparison, run_comparison
@@ -61,9 +63,10 @@ class CompareCommand:
                 f"{self.problem} is an earlier comparison, which is only shown: to change {option}, give the problem "
                 f"and --out {self.problem}."
             )
-        if self.records is not None:
-            write_records(self.problem, self.records)
-        finish(Path(self.problem), self.as_json)
+        with interpreting(self.problem, WHOLE):
+            if self.records is not None:
+                write_records(self.problem, self.records)
+            finish(Path(self.problem), self.as_json)
 
     def show_cost(self) -> None:
         """Say what would run and cost."""

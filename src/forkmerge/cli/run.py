@@ -18,7 +18,7 @@ from forkmerge.cli.arguments import name_of
 from forkmerge.cli.print_run import show_cost, show_run
 from forkmerge.cli.progress import watching
 from forkmerge.cli.run_progress import RunView
-from forkmerge.cli.saved_runs import print_saved_run
+from forkmerge.cli.saved_runs import print_saved_run, show_warnings
 from forkmerge.cli.terminal import interruptible, print_json, readable_warnings, say, stderr, stdout, stdout_for_json
 from forkmerge.errors import ForkMergeError, StoreError, command
 from forkmerge.experiments.cost_of_run import estimate_run
@@ -57,12 +57,13 @@ def start_run(
 
 def resume_run(folder: Path, *, workers: int | None, as_json: bool) -> None:
     """Continue a run; one that is finished is shown."""
-    saved = read_saved_run(folder)
+    saved = read_saved_run(folder, needs_record=False)
     if saved.status == "finished":
         say(stderr(), f"{folder} is finished already.")
         _test_late(saved, as_json)
         print_saved_run(read_saved_run(folder), as_json=as_json)
         return
+    show_warnings(saved)
     if not saved.source:
         raise StoreError(f"{folder} was started from Python: continue it with {saved.how_to_resume}.")
     with stdout_for_json(as_json):

@@ -13,9 +13,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from forkmerge.engine.storage.atomic_files import check_entries, explained, read_versioned, write_atomically
+from forkmerge.engine.storage.atomic_files import check_entries, explained, write_atomically
+from forkmerge.engine.storage.json_files import interpreting, read_versioned
 from forkmerge.errors import StoreError
-from forkmerge.experiments.run_results import FORMAT, RunResult, read_plan, read_run_results
+from forkmerge.experiments.run_results import (
+    FORMAT,
+    RunResult,
+    plan_from,
+    read_plan,
+    read_run_results,
+    run_result_from,
+)
 
 _PATH = re.compile(r"(?<![\w.:/\\])(?:~|[A-Za-z]:)?[/\\][\w.+@~-]+(?:[/\\][\w.+@~-]+)+[/\\]?")
 _DIGITS = 5  # of the times of phases, and of scores inside a run
@@ -121,8 +129,6 @@ def _dump(value: Any) -> str:
 def _read_file(path: Path) -> tuple[dict[str, Any], list[RunResult]]:
     what = "a file of records"
     data = read_versioned(path, FORMAT, ["plan", "outcomes"], what)
-    try:
-        results = [RunResult.from_json({"setting": {}, "folder": "", **each}) for each in data["outcomes"]]
-        return dict(data["plan"]), results
-    except (ValueError, TypeError, KeyError, StoreError) as error:
-        raise StoreError(f"{path} is not {what}: {error!r}.") from None
+    with interpreting(path, what):
+        results = [run_result_from({"setting": {}, "folder": "", **each}, path) for each in data["outcomes"]]
+        return plan_from(data["plan"], path), results

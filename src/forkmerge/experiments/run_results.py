@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from forkmerge.algorithms.table_data import show_metrics
-from forkmerge.engine.storage.atomic_files import TEMPORARY, read_versioned, write_versioned
+from forkmerge.engine.storage.atomic_files import TEMPORARY
+from forkmerge.engine.storage.json_files import read_versioned, write_versioned
 from forkmerge.engine.storage.records import Record
 
 FORMAT = 1
@@ -102,12 +103,46 @@ class RunResult(Record):
         write_versioned(out / self.file, FORMAT, {"outcome": self})
 
 
+@dataclass(frozen=True)
+class ShortRound(Record):
+    """What a record keeps of a round: see `RunResult.rounds`."""
+
+    end: int
+    score: float
+    metrics: dict[str, float] = field(default_factory=dict)
+    coefficients: dict[str, float] = field(default_factory=dict)
+    branches: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class NameOfMethod(Record):
+    """A method's word, and its name in tables."""
+
+    word: str
+    label: str
+
+
+@dataclass(frozen=True)
+class PlanOfComparison(Record):
+    """What the file of a plan holds: see `Comparison`."""
+
+    settings: dict[str, Any]
+    methods: list[NameOfMethod]
+    targets: list[str]
+    seeds: list[int]
+    equal_labels: bool
+    tune: dict[str, list[Any]] = field(default_factory=dict)
+    tune_seeds: int = 1
+    code: str | None = None
+    pretrained: str | None = None
+
+
 def read_run_result(out: Path, file: str) -> RunResult | None:
     """Return a record, or None if it has not been written."""
     path = out / file
     if not path.is_file():
         return None
-    return RunResult.from_json(_read(path, "outcome"))
+    return run_result_from(_read(path, "outcome"), path)
 
 
 def read_run_results(out: str | os.PathLike[str]) -> list[RunResult]:
@@ -126,8 +161,22 @@ def write_plan(out: Path, plan: Mapping[str, Any]) -> None:
 def read_plan(out: str | os.PathLike[str]) -> dict[str, Any] | None:
     """Return what a folder compares, or None if it is not the folder of a comparison."""
     path = Path(out) / PLAN
-    return _read(path, "plan") if path.is_file() else None
+    return plan_from(_read(path, "plan"), path) if path.is_file() else None
 
 
-def _read(path: Path, key: str) -> dict[str, Any]:
-    return dict(read_versioned(path, FORMAT, [key], "a record of a comparison", "it")[key])
+def run_result_from(data: Mapping[str, Any], name: object) -> RunResult:
+    """Return a record from what is read in a file of this name."""
+    result = RunResult.from_json(data, name=name)
+    for each in result.rounds:
+        ShortRound.from_json(each, name=name)
+    return result
+
+
+def plan_from(data: Mapping[str, Any], name: object) -> dict[str, Any]:
+    """Return a plan from what is read in a file of this name."""
+    PlanOfComparison.from_json(data, name=name)
+    return dict(data)
+
+
+def _read(path: Path, key: str) -> Any:
+    return read_versioned(path, FORMAT, [key], "a record of a comparison", "it")[key]

@@ -5,7 +5,6 @@ DIR/analysis/NAME.json   one result: `{"kind": "LossLine", "result": {…}}`
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,10 +13,11 @@ from typing import Any
 from forkmerge.algorithms.table_data import Cell, Column, Table, show_shares
 from forkmerge.analysis import merge_results as merges
 from forkmerge.analysis import results as transfer
-from forkmerge.engine.storage.atomic_files import check_entries, explained, write_atomically
-from forkmerge.engine.storage.json_codec import encode, plain
+from forkmerge.engine.storage.atomic_files import check_entries, explained
+from forkmerge.engine.storage.json_codec import plain
+from forkmerge.engine.storage.json_files import interpreting, read_object, write_object
 from forkmerge.engine.storage.records import Record
-from forkmerge.errors import ConfigError, StoreError, check_name, unknown_name
+from forkmerge.errors import ConfigError, check_name, unknown_name
 from forkmerge.report import merge_figures, transfer_figures
 from forkmerge.report.figure import Figure
 
@@ -42,7 +42,7 @@ def save_result(folder: str | os.PathLike[str], name: str, result: Record) -> Pa
         check_entries(Path(folder))
         analyses.mkdir(parents=True, exist_ok=True)
     path = analyses / f"{check_name('result', name)}.json"
-    write_atomically(path, encode(plain({"kind": kind, "result": result}), 2))
+    write_object(path, {"kind": kind, "result": plain(result)})
     return path
 
 
@@ -50,14 +50,10 @@ def saved_items(folder: Path) -> list[Figure | Table]:
     """Return a figure or a table for every kind of result kept in a folder."""
     results: dict[str, dict[str, Any]] = {}
     for path in sorted((folder / PLACE).glob("*.json")):
-        with explained(f"read {path}"):
-            text = path.read_bytes()
-        try:
-            data = json.loads(text)
+        data = read_object(path)
+        with interpreting(path, "a result of an analysis"):
             kind, content = data["kind"], data["result"]
-            result = _SHOWN[kind][0].from_json(content)
-        except (ValueError, TypeError, KeyError) as error:
-            raise StoreError(f"{path} is not a result of an analysis: {error!r}. Delete it.") from None
+            result = _SHOWN[kind][0].from_json(content, name=path)
         results.setdefault(kind, {})[path.stem] = result
     return [_SHOWN[kind][1](results[kind]) for kind in _SHOWN if kind in results]
 

@@ -194,9 +194,9 @@ def test_a_folder_of_something_else_is_refused(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("file", "said"),
     [
-        ("pieces/*.json", "is not a piece of a diagnosis: KeyError.'result'"),
-        ("diagnosis_plan.json", "is not a diagnosis: KeyError.'about', 'costs', 'plan'"),
-        ("diagnosis.json", "is not a diagnosis: KeyError.'diagnosis'"),
+        ("pieces/*.json", "is not a piece of a diagnosis: it lacks 'result'"),
+        ("diagnosis_plan.json", "is not a diagnosis: it lacks 'about', 'costs', 'plan'"),
+        ("diagnosis.json", "is not a diagnosis: it lacks 'diagnosis'"),
     ],
 )
 def test_a_file_that_lacks_its_content_is_refused_by_name(tmp_path, monkeypatch, file, said):

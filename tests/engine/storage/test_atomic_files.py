@@ -336,32 +336,3 @@ def test_a_sealed_file_says_why_it_cannot_be_read(tmp_path: Path) -> None:
         path.write_bytes(text)
         with pytest.raises(Damage, match=r"^manifest\.json: "):
             unseal(path)
-
-
-def test_a_versioned_file_holds_what_is_asked_for_or_says_what_it_is_not(tmp_path: Path) -> None:
-    path = tmp_path / "plan.json"
-
-    def read(text: str, remedy: str = "") -> dict[str, Any]:
-        path.write_text(text)
-        return atomic_files.read_versioned(path, 3, ["b", "a"], "a plan", remedy)
-
-    assert read('{"format": 3, "a": 1, "b": 2, "c": 4}') == {"format": 3, "a": 1, "b": 2, "c": 4}
-    with pytest.raises(StoreError, match=rf"^{path} has format 2, not 3: use the forkmerge that wrote it\.$"):
-        read('{"format": 2, "a": 1, "b": 2}')
-    with pytest.raises(StoreError, match=rf"^{path} is not a plan: KeyError\('a', 'b'\)\.$"):
-        read('{"format": 3}')
-    for text in ("{", "[]", "{}", "3"):
-        with pytest.raises(StoreError, match=rf"^{path} is not a plan: .*\. Delete it and run again\.$"):
-            read(text, "it")
-    path.unlink()
-    with pytest.raises(StoreError, match=rf"^cannot read {path}: No such file or directory\.$"):
-        atomic_files.read_versioned(path, 3, [], "a plan")
-
-
-def test_a_versioned_file_begins_with_its_version_and_makes_its_folder(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "plan.json"
-    atomic_files.write_versioned(path, 3, {"a": (1, float("nan")), "b": {2: "x"}})
-    assert path.read_bytes().startswith(b'{\n  "format": 3,\n')
-    assert atomic_files.read_versioned(path, 3, ["a"], "a plan") == {"format": 3, "a": [1, None], "b": {"2": "x"}}
-    with pytest.raises(StoreError, match="cannot make the folder"):
-        atomic_files.write_versioned(path / "inside" / "plan.json", 3, {})

@@ -33,6 +33,7 @@ class Whole(Record):
     best: Part | None = None
     score: float | None = None
     anything: dict[str, Any] = field(default_factory=dict)
+    is_bound: bool = True
     model: object = None
 
 
@@ -79,6 +80,35 @@ def test_unknown_fields_are_ignored() -> None:
 def test_what_is_none_is_refused_in_words(data: Any) -> None:
     with pytest.raises(StoreError, match=r"this is not a Part: .* Delete the file and run again"):
         Part.from_json(data)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("kind", "c", "'c' is none of 'a', 'b'"),
+        ("parts", {}, "{} is no list"),
+        ("parts", "text", "'text' is no list"),
+        ("parts", [3], "3 is no object"),
+        ("by_name", [], "[] is no object"),
+        ("by_name", {"q": None}, "None is no object"),
+        ("by_name", {"q": {"name": 1, "value": 0}}, "1 is no text"),
+        ("numbers", {"n": True}, "True is no number"),
+        ("numbers", {"n": [1]}, "[1] is no number"),
+        ("numbers", None, "None is no object"),
+        ("series", 3, "3 is no list"),
+        ("best", {"name": "p", "value": 1, "pair": [1, 2.5]}, "2.5 is no whole number"),
+        ("best", {"name": "p", "value": 1, "pair": [1, True]}, "True is no whole number"),
+        ("score", "1", "'1' is no number"),
+        ("anything", [], "[] is no object"),
+        ("is_bound", 1, "1 is no truth value"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_and_what_holds_it_is_named(name: str, value: Any, said: str) -> None:
+    good = {"kind": "a", "parts": [], "by_name": {}, "numbers": {}, "is_bound": False}
+    assert Whole.from_json(good).is_bound is False
+    with pytest.raises(StoreError) as caught:
+        Whole.from_json({**good, name: value}, name="the file")
+    assert str(caught.value) == f"the file is not a Whole: {said}."
 
 
 def test_what_json_cannot_say_is_named_with_its_path() -> None:

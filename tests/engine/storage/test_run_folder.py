@@ -9,6 +9,7 @@ import math
 import os
 import pickle
 import random
+import secrets
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -20,11 +21,16 @@ import torch
 from disk_faults import Faults, Killed, each_fault
 from forkmerge.engine.storage import atomic_files, json_codec
 from forkmerge.engine.storage.atomic_files import fingerprint
+from forkmerge.engine.storage.json_files import checksum, with_checksum
 from forkmerge.engine.storage.run_folder import NoStore, RunFolder, list_runs, status
 from forkmerge.errors import StoreError
-from run_folders import CONFIG, advance, lines, make_run, names, same, state
+from run_folders import CONFIG, advance, as_earlier_version, lines, make_run, names, same, state, without_checksums
 
 STATE_FILES = ["state.safetensors", "state.json", "manifest.json"]
+
+
+def indented(data: Any) -> str:
+    return json.dumps(data, indent=2, separators=(",", ": ")) + "\n"
 
 
 def abandon(folder: RunFolder) -> None:
@@ -51,24 +57,25 @@ def test_a_new_run_has_nothing_to_load(tmp_path: Path) -> None:
         assert list(folder.records()) == []
 
 
-def test_the_files_of_a_run_are_written_as_documented(tmp_path: Path) -> None:
+def test_the_files_of_a_run_are_written_as_documented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other programs, and older versions, read these bytes."""
     run = tmp_path / "run"
+    monkeypatch.setattr(secrets, "token_hex", lambda count: f"{count} random bytes")
     with RunFolder.create(run, {"steps": 10, "clip": math.inf}) as folder:
         folder.record({"event": "step", "loss": math.nan})
         folder.save({"step": 1, "w": torch.zeros(2)}, 1)
         folder.keep_branches({"step": 1}, 12)
         folder.finish({"score": 0.5}, {"w": torch.zeros(2)})
-    text = '{\n  "steps": 10,\n  "clip": {\n    "$": "float",\n    "v": "7ff0000000000000"\n  }\n}\n'
-    assert (run / "config.json").read_text() == text
-    assert (run / "record.jsonl").read_text() == '{"event": "step","loss": null}\n'
+    config = {"steps": 10, "clip": {"$": "float", "v": "7ff0000000000000"}, "run_id": "8 random bytes"}
+    assert (run / "config.json").read_text() == indented(with_checksum(config))
+    assert (run / "record.jsonl").read_text() == '{"event": "step","loss": null,"crc32": "643891e2"}\n'
     files = {name: fingerprint(run / "checkpoints/00000001" / name) for name in STATE_FILES[:2]}
     assert (run / "checkpoints/00000001/state.json").read_text() == '{"step": 1,"w": {"$": "tensor","v": "w"}}\n'
-    manifest = {"format": 1, "record_offset": 31, "files": files}
+    identity = {"run_id": "8 random bytes", "config": checksum(config)}
+    manifest = {"format": 1, **identity, "record_offset": 51, "files": files}
     assert (run / "checkpoints/00000001/manifest.json").read_bytes() == json_codec.seal(manifest)
     result = {"format": 1, "files": {"model.safetensors": fingerprint(run / "model.safetensors")}}
-    expected = json.dumps({**result, "result": {"score": 0.5}}, indent=2, separators=(",", ": ")) + "\n"
-    assert (run / "result.json").read_text() == expected
+    assert (run / "result.json").read_text() == indented(with_checksum({**result, "result": {"score": 0.5}}))
     assert names(run) == {
         *("config.json", "record.jsonl", "lock", "result.json", "model.safetensors"),
         *("checkpoints", "checkpoints/00000001", *(f"checkpoints/00000001/{name}" for name in STATE_FILES)),
@@ -315,7 +322,7 @@ def test_a_checkpoint_damaged_twice_replaces_the_folder_set_aside(tmp_path: Path
 
 def test_a_record_shorter_than_the_checkpoint_says_is_damage(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", 3)
-    line = len(json_codec.encode({"step": 1}))
+    line = len(json_codec.encode(with_checksum({"step": 1}, "crc32")))
     os.truncate(run / "record.jsonl", 3 * line - 1)
     with RunFolder.open(run) as folder:
         assert same(folder.load(), state(2))
@@ -380,7 +387,7 @@ def test_create_refuses_a_folder_with_anything_in_it(tmp_path: Path) -> None:
 
 def test_create_takes_an_empty_folder(tmp_path: Path) -> None:
     RunFolder.create(tmp_path, {"a": 1}).close()
-    assert json.loads((tmp_path / "config.json").read_text()) == {"a": 1}
+    assert without_checksums((tmp_path / "config.json").read_bytes()) == {"a": 1}
 
 
 def test_create_names_a_path_that_cannot_be_written(tmp_path: Path) -> None:
@@ -564,3 +571,112 @@ def test_what_the_disk_refuses_is_said_for_every_operation(tmp_path: Path, fault
         RunFolder.open(run)
     with pytest.raises(StoreError, match=rf"^cannot read {run}/lock: Is a directory\.$"):
         status(run)
+
+
+def flipped(path: Path, position: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_config_that_has_changed_is_named(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", 1)
+    flipped(run / "config.json", (run / "config.json").read_text().index("10") + 1)
+    for lock in (False, True):
+        with pytest.raises(StoreError, match=r"run/config\.json is damaged: it does not match its own checksum"):
+            RunFolder.open(run, lock=lock)
+    for text in (
+        "[]",
+        '{"$": "tuple", "v": [3]}',
+        '{"a": {"$": "str", "v": [1e999]}}',
+        '{"a": {"$": "tensor", "v": "x"}}',
+    ):
+        (run / "config.json").write_text(text)
+        with pytest.raises(StoreError, match=r"run/config\.json (holds no JSON object|is not the config of a run)"):
+            RunFolder.open(run)
+
+
+def test_a_line_of_the_record_that_has_changed_is_named_and_a_torn_one_is_not(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", 3)
+    record = run / "record.jsonl"
+    text = record.read_bytes()
+    for position, line in ((text.index(b": 2") + 2, 2), (len(text) - 1, 4), (text.index(b"\n"), 1)):
+        record.write_bytes(text)
+        flipped(record, position)
+        with (
+            pytest.raises(StoreError, match=rf"^line {line} of {record} is "),
+            RunFolder.open(run, lock=False) as folder,
+        ):
+            list(folder.records())
+    record.write_bytes(text[:-1])
+    with RunFolder.open(run, lock=False) as folder:
+        assert list(folder.records()) == lines(3)
+
+
+def test_a_result_that_has_changed_is_named_and_its_model_not_used(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "run", {}) as folder:
+        folder.finish({"score": 0.5}, {"w": torch.ones(3)})
+        path = tmp_path / "run/result.json"
+        text = path.read_text()
+        flipped(path, text.index("0.5"))
+        for read in (folder.result, folder.model_tensors):
+            with pytest.raises(StoreError, match=r"run/result\.json is damaged: it does not match its own checksum"):
+                read()
+        path.write_text('{"format": 1, "files": {}, "result": []}')
+        assert folder.result() == {}
+        with pytest.raises(StoreError, match=r"result\.json is not the result of a run: it lacks 'model\.safetensors'"):
+            folder.model_tensors()
+        path.write_text('{"result": 3, "files": {"model.safetensors": 3}}')
+        for read in (folder.result, folder.model_tensors):
+            with pytest.raises(StoreError, match=r"result\.json is not the result of a run: "):
+                read()
+
+
+def test_a_run_with_the_config_or_the_checkpoints_of_another_is_refused_by_name(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / name, 2) for name in "ab"]
+    for name in ("config.json", "checkpoints"):
+        mixed = tmp_path / f"mixed {name}"
+        shutil.copytree(runs[0], mixed)
+        atomic_files.remove(mixed / name)
+        (shutil.copytree if name == "checkpoints" else shutil.copy)(runs[1] / name, mixed / name)
+        before = names(mixed)
+        with RunFolder.open(mixed) as folder, pytest.raises(StoreError) as caught:
+            folder.load()
+        caught.match(rf"^{mixed}/checkpoints/00000002 was written by another run than this folder's: put each back")
+        assert names(mixed) == before
+
+
+def test_a_run_whose_config_was_exchanged_is_refused_by_name(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", 2)
+    with RunFolder.open(run) as folder:
+        folder.keep_branches(state(1), 1)
+    config = json.loads((run / "config.json").read_text())
+    config.pop("sha256")
+    (run / "config.json").write_text(json.dumps(with_checksum({**config, "steps": 11})))
+    with RunFolder.open(run) as folder:
+        for read in (folder.load, lambda: folder.load_branches(1)):
+            with pytest.raises(
+                StoreError, match=r"0000000[12] was written with another config\.json than this folder's"
+            ):
+                read()
+
+
+def test_a_copy_of_a_run_goes_on_and_so_does_one_of_an_earlier_version(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", 2)
+    shutil.copytree(run, tmp_path / "copy")
+    earlier = as_earlier_version(shutil.copytree(run, tmp_path / "earlier"))
+    for path in (tmp_path / "copy", earlier):
+        with RunFolder.open(path) as folder:
+            assert same(folder.load(), state(2))
+            assert list(folder.records()) == lines(2)
+            advance(folder, 3)
+        with RunFolder.open(path) as folder:
+            assert folder.warnings == []
+            assert same(folder.load(), state(3))
+            assert list(folder.records()) == lines(3)
+    for own, other in ((run, earlier), (earlier, run)):
+        mixed = shutil.copytree(own, tmp_path / f"{own.name} with the checkpoints of the other")
+        shutil.rmtree(mixed / "checkpoints")
+        shutil.copytree(other / "checkpoints", mixed / "checkpoints")
+        with RunFolder.open(mixed) as folder, pytest.raises(StoreError, match="was written by another run"):
+            folder.load()

@@ -34,8 +34,8 @@ from forkmerge.analysis.studies import curve_of, shift_of
 from forkmerge.analysis.transfer_runs import SeededSource, TransferRunResult
 from forkmerge.engine.executors.devices import check_devices
 from forkmerge.engine.executors.parallel_calls import Failure, run_calls
-from forkmerge.engine.storage.atomic_files import read_versioned, write_versioned
 from forkmerge.engine.storage.json_codec import as_read
+from forkmerge.engine.storage.json_files import interpreting, read_versioned, write_versioned
 from forkmerge.engine.storage.lock import locked_folder
 from forkmerge.errors import ConfigError, ProblemError, StoreError
 from forkmerge.experiments.events import Watch, unwatched
@@ -89,7 +89,7 @@ def diagnose(
 def read_diagnosis(folder: str | os.PathLike[str]) -> Diagnosis | None:
     """Return the diagnosis of a folder, or None if it holds none that has ended."""
     path = Path(folder) / RESULT
-    return Diagnosis.from_json(_read(path, "diagnosis")["diagnosis"]) if path.is_file() else None
+    return Diagnosis.from_json(_read(path, "diagnosis")["diagnosis"], name=path) if path.is_file() else None
 
 
 def conclude(
@@ -182,8 +182,11 @@ def _planned(
     content = {"kind": "diagnosis", "about": _about(recipe), "code": recipe.source.get("code")}
     if path.is_file():
         content = _read(path)
-        kept, costs = DiagnosisPlan.from_json(content["plan"]), PieceTimes.from_json(content["costs"])
-        if budget <= content.get("budget", math.inf):
+        kept = DiagnosisPlan.from_json(content["plan"], name=path)
+        costs = PieceTimes.from_json(content["costs"], name=path)
+        with interpreting(path, "a diagnosis"):
+            is_planned = budget <= content.get("budget", math.inf)
+        if is_planned:
             say(f"continuing {folder}, with the plan it has")
             return kept, costs
     else:

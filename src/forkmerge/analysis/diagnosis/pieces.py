@@ -10,18 +10,19 @@ from typing import Any
 
 from torch import nn
 
-from forkmerge.analysis.advice import probe
+from forkmerge.analysis.advice import ShortRun, probe
 from forkmerge.analysis.combinations import States, combination_gains, copy_state, loss_line
 from forkmerge.analysis.conflict import measure_similarity, one_step_gains
 from forkmerge.analysis.diagnosis.budget import LINE_POINTS, MAP_POINTS, PARTNERS, RESOLUTION, DiagnosisPlan, Key
 from forkmerge.analysis.feature_map import feature_map
 from forkmerge.analysis.heldout import reads_heldout
 from forkmerge.analysis.merge_results import LossLine
-from forkmerge.analysis.results import FeatureMap, Pictures
+from forkmerge.analysis.results import FeatureMap, GradientSimilarity, OneStepGains, Pictures
 from forkmerge.analysis.transfer_runs import (
     EVERY,
     Recipes,
     TransferRun,
+    TransferRunResult,
     do_transfer_run,
     fit_transfer_run,
     forkmerge,
@@ -29,7 +30,8 @@ from forkmerge.analysis.transfer_runs import (
 )
 from forkmerge.engine.executors.executor import Tell
 from forkmerge.engine.executors.parallel_calls import describe_error, using_threads
-from forkmerge.engine.storage.atomic_files import read_versioned, write_versioned
+from forkmerge.engine.storage.json_files import read_versioned, write_versioned
+from forkmerge.engine.storage.records import Record
 from forkmerge.experiments.comparison_run import safe_name
 from forkmerge.problem.definition import Problem
 from forkmerge.problem.made_auxiliaries import with_l2
@@ -194,6 +196,32 @@ _KINDS: Mapping[str, Callable[[Piece], dict[str, Any]]] = {
 }
 
 
+@dataclass(frozen=True)
+class PieceSeconds(Record):
+    """What every piece says besides."""
+
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class ProbeResult(Record):
+    """What short runs found."""
+
+    trials: list[ShortRun]
+
+
+@dataclass(frozen=True)
+class GradientsResult(Record):
+    """What gradients in the middle of training say."""
+
+    similarities: list[GradientSimilarity]
+    one_step: list[OneStepGains]
+
+
+_FORMS: Mapping[str, type[Record]] = {"probe": ProbeResult, "gradients": GradientsResult, "pictures": Pictures}
+"""What the results of a kind are, where they are not those of a run."""
+
+
 def write_piece(folder: Path, piece: Piece, result: Mapping[str, Any]) -> None:
     """Write down what a piece found."""
     write_versioned(folder / piece.file, FORMAT, {"kind": piece.kind, "about": piece.about, "result": result})
@@ -205,4 +233,6 @@ def read_piece(folder: Path, piece: Piece) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     data = read_versioned(path, FORMAT, ["result"], "a piece of a diagnosis", "it")
+    for form in (_FORMS.get(piece.kind, TransferRunResult), PieceSeconds):
+        form.from_json(data["result"], name=path)
     return dict(data["result"]) if data.get("about", piece.about) == piece.about else None

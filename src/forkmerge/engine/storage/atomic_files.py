@@ -9,7 +9,7 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from forkmerge.engine.storage.json_codec import JSON, encode, plain, seal
+from forkmerge.engine.storage.json_codec import JSON, seal
 from forkmerge.errors import StoreError
 
 _DTYPES = {
@@ -268,7 +268,7 @@ def unseal(path: Path) -> dict[str, Any]:
         content = json.loads(text)["content"]
         if seal(content) != text:
             raise ValueError("it does not match its own checksum")
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise Damage(f"{path.name}: {_reason(error)}") from error
     return dict(content)
 
@@ -296,34 +296,3 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 def _reason(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
-
-
-def write_versioned(path: Path, version: int, content: Mapping[str, Any]) -> None:
-    """Write a JSON file that begins with its format's version, and make its folder."""
-    with explained(f"make the folder {path.parent}"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, encode(plain({"format": version, **content}), 2))
-
-
-def read_versioned(path: Path, version: int, keys: Iterable[str], what: str, remedy: str = "") -> dict[str, Any]:
-    """Return a JSON file that begins with its format's version.
-
-    Args:
-        path: The file.
-        version: The version that can be read.
-        keys: What it must hold besides.
-        what: What the file should be, for the error.
-        remedy: What to delete where it is not, if that helps.
-    """
-    with explained(f"read {path}"):
-        text = path.read_bytes()
-    try:
-        data = json.loads(text)
-        if data["format"] != version:
-            raise StoreError(f"{path} has format {data['format']}, not {version}: use the forkmerge that wrote it.")
-        if lacking := sorted(set(keys) - set(data)):
-            raise KeyError(*lacking)
-    except (ValueError, TypeError, KeyError) as error:
-        hint = f" Delete {remedy} and run again." if remedy else ""
-        raise StoreError(f"{path} is not {what}: {error!r}.{hint}") from None
-    return dict(data)

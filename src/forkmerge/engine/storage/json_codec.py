@@ -60,7 +60,7 @@ def unpack(data: Any, tensors: Mapping[str, Tensor]) -> Any:
         if kind in _CONTAINERS:
             return _CONTAINERS[kind](unpack(payload, tensors))
         return _LEAVES[kind](payload)
-    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, struct.error) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError, struct.error) as error:
         raise StoreError(f"cannot decode the saved {kind!r} {payload!r:.80}: {error!r}.") from error
 
 
@@ -88,7 +88,7 @@ def plain(value: Any, path: str = "") -> JSON:
     raise _refuse(path, value, "cannot be recorded; give numbers, text, lists or dicts")
 
 
-def encode(data: JSON, indent: int | None = None) -> bytes:
+def encode(data: JSON | Mapping[str, Any], indent: int | None = None) -> bytes:
     """Encode `data` as strict JSON, on one line unless `indent` is given."""
     return json.dumps(data, allow_nan=False, indent=indent, separators=(",", ": ")).encode() + b"\n"
 

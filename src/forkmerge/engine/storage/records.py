@@ -14,6 +14,16 @@ from forkmerge.engine.storage.json_codec import plain
 from forkmerge.errors import StoreError
 
 R = TypeVar("R", bound="Record")
+_FORMS: dict[Any, tuple[Any, str]] = {
+    dict: (dict, "object"),
+    list: (list, "list"),
+    tuple: (list | tuple, "list"),
+    float: (int | float | None, "number"),
+    int: (int, "whole number"),
+    str: (str, "text"),
+    bool: (bool, "truth value"),
+}
+"""What JSON has for an annotated type, and its name for people."""
 
 
 class Record:
@@ -33,12 +43,18 @@ class Record:
         return {name: plain(getattr(self, name), name) for name in names if name not in self.unwritten}
 
     @classmethod
-    def from_json(cls: type[R], data: Mapping[str, Any]) -> R:
-        """Return the record that `to_json` wrote; what it lacks has its default, what is unknown is ignored."""
+    def from_json(cls: type[R], data: Mapping[str, Any], name: object = None) -> R:
+        """Return the record that `to_json` wrote; what it lacks has its default, what is unknown is ignored.
+
+        Args:
+            data: The JSON data.
+            name: What holds it, for the error where it is no such record.
+        """
         try:
             record: R = _build(cls, data, None)
         except (TypeError, ValueError, KeyError, AttributeError) as error:
-            raise StoreError(f"this is not a {cls.__name__}: {error}. Delete the file and run again.") from None
+            advice = " Delete the file and run again." if name is None else ""
+            raise StoreError(f"{name or 'this'} is not a {cls.__name__}: {error}.{advice}") from None
         return record
 
 
@@ -49,6 +65,13 @@ def _build(kind: Any, data: Any, not_finite: float | None) -> Any:
         if data is None:
             return None
         return _build(next(argument for argument in arguments if argument is not type(None)), data, not_finite)
+    if origin is typing.Literal:
+        if data not in arguments:
+            raise ValueError(f"{data!r:.60} is none of {', '.join(map(repr, arguments))}")
+        return data
+    form, word = _FORMS.get(dict if is_dataclass(kind) else origin or kind, (object, ""))
+    if not isinstance(data, form) or (isinstance(data, bool) and form not in (bool, object)):
+        raise TypeError(f"{data!r:.60} is no {word}")
     if isinstance(kind, type) and is_dataclass(kind):
         own = getattr(kind, "not_finite", not_finite)
         return kind(**{name: _build(hint, data[name], own) for name, hint in _hints(kind) if name in data})
@@ -59,11 +82,7 @@ def _build(kind: Any, data: Any, not_finite: float | None) -> Any:
         return [_build(arguments[0], item, not_finite) for item in data]
     if origin is dict:
         return {key: _build(arguments[1], item, not_finite) for key, item in data.items()}
-    if kind is float:
-        if not isinstance(data, int | float | None):
-            raise TypeError(f"{data!r} is no number")
-        return not_finite if data is None else data
-    return data
+    return not_finite if kind is float and data is None else data
 
 
 @lru_cache(maxsize=64)

@@ -12,9 +12,9 @@ All but the record is written under a name `.tmp-…`, synced, then renamed; `lo
 
 from __future__ import annotations
 
-import json
 import math
 import os
+import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -26,6 +26,16 @@ from torch import Tensor
 from forkmerge.engine.storage import atomic_files
 from forkmerge.engine.storage.atomic_files import Damage, explained, write_atomically
 from forkmerge.engine.storage.json_codec import JSON, encode, pack, plain, seal, unpack
+from forkmerge.engine.storage.json_files import (
+    checksum,
+    interpreting,
+    is_torn,
+    parse,
+    parse_object,
+    read_object,
+    with_checksum,
+    write_object,
+)
 from forkmerge.engine.storage.lock import take_lock, try_lock
 from forkmerge.errors import StoreError, command
 
@@ -33,6 +43,7 @@ __all__ = ["NoStore", "RunFolder", "Store", "list_runs", "status", "write_atomic
 
 FORMAT = 1
 CHECKPOINTS_KEPT = 2  # the newest, and the one to fall back on when the newest is damaged
+_RUN = "run_id"  # made at the start of a run: in its config and in all of its checkpoints
 _TENSORS, _STATE, _MANIFEST = "state.safetensors", "state.json", "manifest.json"
 
 
@@ -47,9 +58,11 @@ class RunFolder:
         warnings: One line for each damaged checkpoint that `load` passed over.
     """
 
-    def __init__(self, path: Path, config: dict[str, Any], lock: BinaryIO | None) -> None:
+    def __init__(self, path: Path, data: Mapping[str, Any], lock: BinaryIO | None) -> None:
         self.path = path
-        self.config = config
+        self.config: dict[str, Any] = unpack({key: data[key] for key in data if key != _RUN}, {})
+        # What its checkpoints have to say: nothing where an earlier version began the run.
+        self._run = {_RUN: data[_RUN], "config": checksum(data)} if _RUN in data else {}
         self.warnings: list[str] = []
         self._lock = lock
         self._record = None if lock is None else (path / "record.jsonl").open("ab")
@@ -58,9 +71,11 @@ class RunFolder:
     def create(cls, path: str | os.PathLike[str], config: Mapping[str, Any]) -> RunFolder:
         """Make and lock the folder of a new run; a path that holds anything is refused."""
         path = Path(path)
-        data, tensors = pack(dict(config))
+        packed, tensors = pack(dict(config))
         if tensors:
             raise StoreError(f"config.{next(iter(tensors))}: a config cannot hold a tensor.")
+        assert isinstance(packed, dict)
+        data = {**packed, _RUN: secrets.token_hex(8)}
         with explained(f"create the run folder {path}"):
             if not atomic_files.is_unused(path):
                 advice = f"choose another folder or continue it with `{command(f'resume {quote(str(path))}')}`"
@@ -69,22 +84,27 @@ class RunFolder:
             atomic_files.check_entries(path)
             with ExitStack() as release:
                 lock = release.enter_context(take_lock(path))
-                write_atomically(path / "config.json", encode(data, indent=2))
+                write_object(path / "config.json", data)
                 atomic_files.sync_folder(path.parent)
                 release.pop_all()
-            return cls(path, unpack(data, {}), lock)
+            return cls(path, data, lock)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, lock: bool = True) -> RunFolder:
         """Open an existing run: to continue it (`load` comes next) or, with `lock=False`, to look at it."""
         path = Path(path)
-        config = unpack(_read_json(_config_of(path)), {})
+        data = read_object(file := _config_of(path))
+        try:
+            dict(unpack(data, {}))
+        except (StoreError, TypeError, ValueError) as error:
+            raise StoreError(f"{file} is not the config of a run: {error}") from None
         with explained(f"open the run folder {path}"):
-            return cls(path, config, take_lock(path) if lock else None)
+            return cls(path, data, take_lock(path) if lock else None)
 
     def record(self, event: Mapping[str, Any]) -> None:
         """Append `event` as one line of strict JSON; numbers that are not finite become null (`plain`)."""
-        file, line = self._writable(), encode(plain(event))
+        file, data = self._writable(), {key: plain(value, key) for key, value in event.items()}
+        line = encode(with_checksum(data, "crc32"))
         with explained(f"append to {self.path / 'record.jsonl'}"):
             atomic_files.write(file, line)
 
@@ -113,7 +133,7 @@ class RunFolder:
             size = record.stat().st_size if record.exists() else 0
             for folder in reversed(folders):
                 try:
-                    value, offset = _read_state(folder, size)
+                    value, offset = self._read_state(folder, size)
                     break
                 except Damage as damage:
                     self.warnings.append(f"skipped the damaged checkpoint {folder}: {damage}")
@@ -139,7 +159,7 @@ class RunFolder:
             kept = ", ".join(str(int(item.name)) for item in atomic_files.numbered(folder.parent)) or "none"
             raise StoreError(f"{self.path} keeps no branches of round {index}. Kept rounds: {kept}.")
         try:
-            return _read_state(folder)[0]
+            return self._read_state(folder)[0]
         except Damage as damage:
             raise StoreError(f"the branches in {folder} are damaged: {damage}.") from damage
 
@@ -151,23 +171,29 @@ class RunFolder:
             (self.path / "result.json").unlink(missing_ok=True)
             atomic_files.write_tensors(unfinished, model_tensors)
             files: dict[str, JSON] = {model.name: atomic_files.fingerprint(unfinished)}
-        write_atomically(self.path / "result.json", encode({"format": FORMAT, "files": files, "result": data}, 2))
+        write_object(self.path / "result.json", {"format": FORMAT, "files": files, "result": data})
 
     def result(self) -> dict[str, Any] | None:
         """Return what `finish` was given, in `plain` form, or None while the run is not finished."""
         path = self.path / "result.json"
-        return dict(_read_json(path)["result"]) if path.exists() else None
+        if not path.exists():
+            return None
+        data = read_object(path)
+        with interpreting(path, "the result of a run"):
+            return dict(data["result"])
 
     def model_tensors(self) -> dict[str, Tensor]:
         """Return the model of a finished run, verified against the checksum in result.json."""
-        path = self.path / "result.json"
+        path, model = self.path / "result.json", self.path / "model.safetensors"
         if not path.exists():
             raise StoreError(
                 f"{self.path} is not finished: continue it with `{command(f'resume {quote(str(self.path))}')}`."
             )
+        data = read_object(path)
         try:
-            atomic_files.verify(self.path, _read_json(path)["files"])
-            return atomic_files.read_tensors(self.path / "model.safetensors")
+            with interpreting(path, "the result of a run"):
+                atomic_files.verify(self.path, {model.name: data["files"][model.name]})
+            return atomic_files.read_tensors(model)
         except Damage as damage:
             raise StoreError(f"the model in {self.path} is damaged: {damage}.") from damage
 
@@ -176,8 +202,8 @@ class RunFolder:
         path = self.path / "record.jsonl"
         with explained(f"read {path}"), path.open("rb") as file:
             for number, line in enumerate(file, start=1):
-                if line.endswith(b"\n"):
-                    yield _parse(line, f"line {number} of {path}")
+                if not is_torn(line):
+                    yield parse_object(line, f"line {number} of {path}", "crc32")
 
     def close(self) -> None:
         """Release the lock; a second call does nothing."""
@@ -214,11 +240,27 @@ class RunFolder:
                 names = (_TENSORS, _STATE)
                 files: dict[str, JSON] = {name: atomic_files.fingerprint(unfinished / name) for name in names}
                 offset = os.fstat(record.fileno()).st_size
-                manifest = seal({"format": FORMAT, "record_offset": offset, "files": files})
+                manifest = seal({"format": FORMAT, **self._run, "record_offset": offset, "files": files})
                 atomic_files.write_file(unfinished / _MANIFEST, manifest)
                 atomic_files.sync_folder(unfinished)
                 atomic_files.discard(folder)
             atomic_files.sync_folder(self.path)
+
+    def _read_state(self, folder: Path, record_size: float = math.inf) -> tuple[Any, int]:
+        """Return the verified value in `folder` and the size the record had when it was written."""
+        manifest = atomic_files.unseal(folder / _MANIFEST)
+        if (version := manifest["format"]) != FORMAT:
+            raise StoreError(f"{folder} has format {version}, not {FORMAT}: use the forkmerge that wrote it.")
+        if {key: manifest[key] for key in (_RUN, "config") if key in manifest} != self._run:
+            which = "with another config.json" if manifest.get(_RUN) == self._run.get(_RUN) else "by another run"
+            raise StoreError(f"{folder} was written {which} than this folder's: put each back where it belongs.")
+        atomic_files.verify(folder, {name: manifest["files"][name] for name in (_TENSORS, _STATE)})
+        offset = int(manifest["record_offset"])
+        if record_size < offset:
+            raise Damage(f"record.jsonl: it holds {record_size} bytes, {offset} expected")
+        with explained(f"read {folder / _STATE}"):
+            data = parse((folder / _STATE).read_bytes(), str(folder / _STATE))
+        return unpack(data, atomic_files.read_tensors(folder / _TENSORS)), offset
 
 
 class NoStore:
@@ -287,30 +329,6 @@ def list_runs(folder: str | os.PathLike[str]) -> list[Path]:
     """List `folder` itself and the folders one and two levels inside it that hold a run, sorted."""
     runs = (path.parent for depth in ("", "*/", "*/*/") for path in Path(folder).glob(f"{depth}record.jsonl"))
     return sorted(run for run in runs if (run / "config.json").is_file())
-
-
-def _read_state(folder: Path, record_size: float = math.inf) -> tuple[Any, int]:
-    """Return the verified value in `folder` and the size the record had when it was written."""
-    manifest = atomic_files.unseal(folder / _MANIFEST)
-    if (version := manifest["format"]) != FORMAT:
-        raise StoreError(f"{folder} has format {version}, not {FORMAT}: use the forkmerge that wrote it.")
-    atomic_files.verify(folder, manifest["files"])
-    offset = int(manifest["record_offset"])
-    if record_size < offset:
-        raise Damage(f"record.jsonl: it holds {record_size} bytes, {offset} expected")
-    return unpack(_read_json(folder / _STATE), atomic_files.read_tensors(folder / _TENSORS)), offset
-
-
-def _read_json(path: Path) -> Any:
-    with explained(f"read {path}"):
-        return _parse(path.read_bytes(), str(path))
-
-
-def _parse(data: bytes, name: str) -> Any:
-    try:
-        return json.loads(data)
-    except ValueError as error:
-        raise StoreError(f"{name} is not JSON: {error}.") from error
 
 
 def _config_of(run: Path) -> Path:
