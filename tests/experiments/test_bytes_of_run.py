@@ -75,7 +75,7 @@ def test_disk_is_what_the_folder_grows_to(algorithm: fm.ForkMerge, options: Any,
     largest: dict[str, int] = {}
 
     def observe(event: Any) -> None:
-        if event["event"] == "checkpoint":
+        if event["event"] in ("checkpoint", "end"):
             for part in ("checkpoints", "branches"):
                 files = (tmp_path / "run" / part).rglob("*.safetensors")
                 largest[part] = max(largest.get(part, 0), sum(file.stat().st_size for file in files))

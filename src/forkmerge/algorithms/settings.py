@@ -131,5 +131,6 @@ def disk_of_run(settings: Settings, sizes: StateSizes, first: int, in_all: int, 
     checkpoint = (1 + held) * weights + first * (sizes.optimizer + sizes.buffers)
     checkpoint += settings.floor * (weights + sizes.optimizer) + (first * sizes.weights if inside else 0)
     kept = in_all * weights if settings.keep_branches else 0
+    kept += settings.floor * (sizes.weights + sizes.fixed)  # the reference, as a model
     parts = {"checkpoints": CHECKPOINTS_KEPT * checkpoint, "branches": kept, "model": sizes.weights + sizes.fixed}
     return {"checkpoint": checkpoint, **parts, "total": sum(parts.values())}
