@@ -139,6 +139,7 @@ class TestOtherOptions:
 
     def test_threads_stay_those_of_the_start_unless_asked_for(self, killed: Path, monkeypatch: Any) -> None:
         monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+        monkeypatch.setattr(torch, "set_num_threads", lambda count: None)  # or the tests after this one would have 4
         run = fit(fm.ForkMerge(interval=4), net=frozen_seeded, folder=killed, resume=True, threads=None)
         assert run.environment["threads"] == 1
 
