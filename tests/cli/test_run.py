@@ -6,18 +6,23 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 import forkmerge as fm
 from command_line import TINY, error_of, invoke
+from forkmerge.cli.commands import app
+from forkmerge.engine.storage.json_files import read_object, write_object
 from forkmerge.engine.storage.run_folder import RunFolder
 
 
@@ -266,3 +271,102 @@ def test_a_killed_run_of_two_processes_resumes_to_the_same_bits_and_leaves_no_pr
     invoke("resume", "killed", "--workers", "1")
     invoke(*words, "--out", "whole")
     assert model_bytes("killed") == model_bytes("whole")
+
+
+@pytest.fixture
+def cut(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run that this user has started, interrupted after its first round."""
+    monkeypatch.setattr(tiny, "_on_step", stop_at(40, interrupt))
+    invoke("run", "tiny:recipe", "--out", "cut", "--set", "arguments.examples=12", code=130)
+    monkeypatch.setattr(tiny, "_on_step", lambda step: None)
+    return Path("cut")
+
+
+@pytest.fixture
+def foreign(cut: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same run, as another user has it, or another machine."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state of another"))
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return cut
+
+
+def test_own_runs_resume_without_a_question_also_moved_or_copied(cut: Path) -> None:
+    shutil.copytree(cut, "copied")
+    cut.rename("moved")
+    for folder in ("copied", "moved"):
+        invoke("resume", folder)
+    assert model_bytes("copied") == model_bytes("moved")
+
+
+def test_the_code_of_somebody_else_s_run_is_named_and_not_run_without_a_flag(
+    foreign: Path, tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[int] = []
+    monkeypatch.setattr(tiny, "recipe", lambda examples: called.append(examples))
+    said = error_of("resume", foreign)
+    assert said == (
+        "cut was not started by you on this machine. To continue it is to run tiny:recipe with the arguments "
+        f"{{'examples': 12}}, from {Path.cwd()} or what is installed: if you trust it, add --trust."
+    )
+    assert called == []
+
+
+def test_with_the_flag_it_goes_on_and_says_so_when_it_is_interrupted(
+    foreign: Path, tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiny, "_on_step", stop_at(3, interrupt))
+    again = invoke("resume", foreign, "--trust", code=130)
+    assert "resume cut --trust" in again.stderr
+    monkeypatch.setattr(tiny, "_on_step", lambda step: None)
+    assert "accuracy" in invoke("resume", foreign, "--trust").stdout
+
+
+@pytest.mark.parametrize(("answer", "code"), [("y", 0), ("n", 1), ("", 1)])
+def test_on_a_terminal_it_is_asked(answer: str, code: int, foreign: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forkmerge.cli.run.can_ask", lambda: True)
+    result = CliRunner().invoke(app, ["resume", "cut"], input=f"{answer}\n")
+    assert result.exit_code == code
+    assert "cut was not started by you on this machine." in result.stderr
+    assert "Do you trust it? [y/N]" in result.stderr
+    assert (foreign / "result.json").exists() == (code == 0)
+
+
+def test_a_run_whose_recipe_was_exchanged_is_not_one_s_own(cut: Path) -> None:
+    shutil.rmtree(cut / "checkpoints")
+    config = read_object(cut / "config.json")
+    config["source"]["settings"]["recipe"] = "os:abort"
+    write_object(cut / "config.json", config)
+    assert "To continue it is to run os:abort with the arguments" in error_of("resume", cut)
+
+
+def test_a_finished_run_of_somebody_else_is_shown_without_its_code(
+    foreign: Path, tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    invoke("resume", foreign, "--trust")
+    result = read_object(foreign / "result.json")
+    result["result"]["test"] = None
+    write_object(foreign / "result.json", result)
+    recipe = tiny.recipe
+    monkeypatch.setattr(tiny, "recipe", None)
+    shown = invoke("resume", foreign)
+    assert "accuracy" in shown.stdout
+    assert "its test split may be unread: to look, add --trust and run tiny:recipe" in shown.stderr
+    monkeypatch.setattr(tiny, "recipe", recipe)
+    assert "test split" not in invoke("resume", foreign, "--trust").stderr
+
+
+def test_show_report_export_and_compare_of_records_run_no_code_of_a_recipe(cut: Path, tiny: Any) -> None:
+    invoke("resume", cut)
+    invoke(
+        "compare", "tiny:recipe", "--methods", "ew", "--seeds", "1", "--workers", "1", "--set", "steps=2", "--out", "c"
+    )
+    invoke("compare", "c", "--records", "c.json")
+    Path("tiny.py").write_text("raise SystemExit('it was run')")
+    sys.modules.pop("tiny")
+    for words in (
+        *(("show", "cut"), ("runs", "."), ("report", "cut"), ("export", "cut", "out")),
+        *(("compare", "c"), ("compare", "c.json"), ("report", "c"), ("report", "c.json")),
+    ):
+        invoke(*words)
+    assert "tiny" not in sys.modules

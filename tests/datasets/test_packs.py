@@ -34,6 +34,9 @@ def test_jpeg_packs_are_decoded_once(tmp_path: Path, monkeypatch) -> None:
     assert first.classes.tolist() == [0, 1, 2, 3, 4]
     monkeypatch.setattr(image, "open", None)  # a second decoding would fail
     assert same(cifar10.load(tmp_path, cache=cache), first)
+    cache.chmod(0o777)
+    with pytest.raises(fm.StoreError, match="cache can be written by other users"):
+        cifar10.load(tmp_path, cache=cache)
 
 
 def test_a_damaged_pack_is_named(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import torch
 import compare_problem
 import forkmerge as fm
 from forkmerge.algorithms.fit import build_model
-from forkmerge.engine.storage.atomic_files import cache_folder
+from forkmerge.engine.storage.user_folders import cache_folder
 from forkmerge.experiments import pretraining
 from forkmerge.experiments.comparison import plan_comparison, run_comparison
 from forkmerge.experiments.cost_of_run import estimate_run
@@ -98,6 +98,14 @@ def test_damaged_weights_are_noticed_and_made_again(file):
     assert events[0]["event"] == "warning"
     assert events[0]["text"].startswith("the pre-training is done again: the model in")
     assert all(torch.equal(again[name], tensor) for name, tensor in first.items())
+
+
+def test_weights_that_another_user_may_have_put_there_are_not_loaded(file):
+    pretrained(fm.load_recipe(file))
+    assert cache_folder("pretrained").stat().st_mode & 0o777 == 0o700
+    cache_folder("pretrained").chmod(0o777)
+    with pytest.raises(fm.StoreError, match=r"forkmerge/pretrained can be written by other users"):
+        pretrained(fm.load_recipe(file))
 
 
 def test_stopped_half_way_it_goes_on_to_the_same_bits(file, monkeypatch, tmp_path):

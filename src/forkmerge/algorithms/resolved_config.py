@@ -19,6 +19,7 @@ from torch import nn
 from forkmerge.engine.storage.atomic_files import is_full, is_unused
 from forkmerge.engine.storage.records import Record
 from forkmerge.engine.storage.run_folder import NoStore, RunFolder
+from forkmerge.engine.storage.user_folders import is_signed, sign
 from forkmerge.engine.training.options import Training
 from forkmerge.errors import StoreError, command
 from forkmerge.moved_paths import current_paths
@@ -110,6 +111,7 @@ class SavedConfig(Record):
     model: SavedModel
     source: SavedSource = field(default_factory=SavedSource)
     environment: dict[str, Any] = field(default_factory=dict)
+    started_by: str | None = None
 
 
 def open_run(folder: str | os.PathLike[str], *, lock: bool = False) -> RunFolder:
@@ -153,6 +155,16 @@ def resume_with(folder: str | os.PathLike[str], source: Mapping[str, Any]) -> st
     return f"continue with fit(…, folder={str(folder)!r}, resume=True)"
 
 
+def code_of(source: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what of a source says which code a resume would run."""
+    return {key: source.get(key) for key in ("settings", "folders")}
+
+
+def is_own_run(config: Mapping[str, Any]) -> bool:
+    """Whether this user has started the run of a config, wherever its folder is now."""
+    return is_signed(code_of(config["source"]), config.get("started_by"))
+
+
 def open_store(
     folder: str | os.PathLike[str] | None, resume: bool, config: dict[str, Any], facts: dict[str, Any], depth: int = 3
 ) -> tuple[RunFolder | NoStore, list[str]]:
@@ -162,7 +174,8 @@ def open_store(
             raise StoreError("resume=True needs the folder of the run: pass folder=….")
         return NoStore(), []
     if not resume or is_unused(Path(folder)):
-        return RunFolder.create(folder, {**config, "environment": facts}), []
+        mark = sign(code_of(config["source"])) if config["source"] else None
+        return RunFolder.create(folder, {**config, "environment": facts, "started_by": mark}), []
     store = open_run(folder, lock=True)
     for key, value in config.items():
         stored: Any = store.config.get(key)

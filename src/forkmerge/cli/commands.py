@@ -144,11 +144,16 @@ def run(
 
 
 @app.command()
-def resume(run: RunArgument, workers: BranchWorkers = None, as_json: Json = False) -> None:
+def resume(
+    run: RunArgument,
+    workers: BranchWorkers = None,
+    trust: Annotated[bool, typer.Option("--trust", help="Run the code of a run that somebody else started.")] = False,
+    as_json: Json = False,
+) -> None:
     """Continue a run that was interrupted or killed, to the same bits."""
     from forkmerge.cli.run import resume_run
 
-    resume_run(run, workers=workers, as_json=as_json)
+    resume_run(run, workers=workers, trust=trust, as_json=as_json)
 
 
 @app.command()

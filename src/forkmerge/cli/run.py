@@ -9,9 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import typer
+
 from forkmerge.algorithms.composed import Composed
 from forkmerge.algorithms.forkmerge import ForkMerge
 from forkmerge.algorithms.measure_test_split import measure_test
+from forkmerge.algorithms.resolved_config import is_own_run
 from forkmerge.algorithms.run_record import Run
 from forkmerge.algorithms.saved_run import SavedRun, read_saved_run
 from forkmerge.cli.arguments import name_of
@@ -19,7 +22,16 @@ from forkmerge.cli.print_run import show_cost, show_run
 from forkmerge.cli.progress import watching
 from forkmerge.cli.run_progress import RunView
 from forkmerge.cli.saved_runs import print_saved_run, show_warnings
-from forkmerge.cli.terminal import interruptible, print_json, readable_warnings, say, stderr, stdout, stdout_for_json
+from forkmerge.cli.terminal import (
+    can_ask,
+    interruptible,
+    print_json,
+    readable_warnings,
+    say,
+    stderr,
+    stdout,
+    stdout_for_json,
+)
 from forkmerge.errors import ForkMergeError, StoreError, command
 from forkmerge.experiments.cost_of_run import estimate_run
 from forkmerge.experiments.pretraining import pretrained
@@ -55,20 +67,40 @@ def start_run(
     _train(recipe, out or _free_folder(problem, recipe), workers=workers, resume=False, as_json=as_json)
 
 
-def resume_run(folder: Path, *, workers: int | None, as_json: bool) -> None:
-    """Continue a run; one that is finished is shown."""
+def resume_run(folder: Path, *, workers: int | None, trust: bool, as_json: bool) -> None:
+    """Continue a run; one that is finished is shown. The code of somebody else's is run only if it is trusted."""
     saved = read_saved_run(folder, needs_record=False)
     if saved.status == "finished":
         say(stderr(), f"{folder} is finished already.")
-        _test_late(saved, as_json)
+        _test_late(saved, trust, as_json)
         print_saved_run(read_saved_run(folder), as_json=as_json)
         return
     show_warnings(saved)
     if not saved.source:
         raise StoreError(f"{folder} was started from Python: continue it with {saved.how_to_resume}.")
+    if not (trust or is_own_run(saved.config)):
+        _ask(saved)
     with stdout_for_json(as_json):
         recipe = _recipe_of(saved)
-    _train(recipe, folder, workers=workers or saved.source.get("workers"), resume=True, as_json=as_json)
+    workers = workers or saved.source.get("workers")
+    _train(recipe, folder, workers=workers, resume=True, trust=trust, as_json=as_json)
+
+
+def _ask(saved: SavedRun) -> None:
+    """Ask on a terminal whether to run somebody else's code; elsewhere that needs an option."""
+    text = f"{saved.path} was not started by you on this machine. To continue it is to run {_code(saved)}"
+    if not can_ask():
+        raise StoreError(f"{text}: if you trust it, add --trust.")
+    say(stderr(), f"{text}.", style="yellow")
+    typer.confirm("Do you trust it?", abort=True, err=True)
+
+
+def _code(saved: SavedRun) -> str:
+    """Return in words which code a resume would run."""
+    settings = saved.source.get("settings", {})
+    tables = [settings, *(table for table in [settings.get("pretrain")] if isinstance(table, Mapping))]
+    calls = [f"{table.get('recipe')} with the arguments {table.get('arguments', {})}" for table in tables]
+    return f"{' and '.join(calls)}, from {', '.join(saved.source.get('folders', []))} or what is installed"
 
 
 def _load(problem: str, overrides: Mapping[str, Any], reference: bool) -> Recipe:
@@ -109,10 +141,12 @@ def _view(recipe: Recipe) -> RunView:
     return RunView(steps, math.ceil(steps / settings.interval_of(steps)), refit=settings.refit, total=total)
 
 
-def _train(recipe: Recipe, folder: Path, *, workers: int | None, resume: bool, as_json: bool) -> None:
+def _train(
+    recipe: Recipe, folder: Path, *, workers: int | None, resume: bool, as_json: bool, trust: bool = False
+) -> None:
     console, view = stderr(), _view(recipe)
     options = {} if workers is None else {"workers": workers}
-    interrupts = interruptible(console, lambda: _how_to_go_on(folder, view))
+    interrupts = interruptible(console, lambda: _how_to_go_on(folder, view, trust))
     with stdout_for_json(as_json), interrupts, readable_warnings(console):
         with watching(console, view) as observe:
             recipe = pretrained(recipe, observe)
@@ -146,16 +180,20 @@ def _show_certainty(recipe: Recipe, run: Run) -> None:
         )
 
 
-def _how_to_go_on(folder: Path, view: RunView) -> str | None:
+def _how_to_go_on(folder: Path, view: RunView, trust: bool) -> str | None:
     if not (folder / "config.json").exists():
         return None
     checkpoint = f"; the last checkpoint is at {view.checkpoint}." if view.checkpoint else "."
-    return f"interrupted{checkpoint} Continue with: {command(f'resume {shlex.quote(str(folder))}')}"
+    words = f"resume {shlex.quote(str(folder))}{' --trust' * trust}"
+    return f"interrupted{checkpoint} Continue with: {command(words)}"
 
 
-def _test_late(saved: SavedRun, as_json: bool) -> None:
+def _test_late(saved: SavedRun, trust: bool, as_json: bool) -> None:
     """Measure the test split of a run that was killed between its end and that measurement."""
     if not saved.source or saved.run is None or saved.run.test is not None:
+        return
+    if not (trust or is_own_run(saved.config)):
+        say(stderr(), f"its test split may be unread: to look, add --trust and run {_code(saved)}.", style="yellow")
         return
     try:
         with stdout_for_json(as_json), readable_warnings(stderr()):

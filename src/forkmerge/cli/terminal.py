@@ -59,6 +59,11 @@ def stderr() -> Console:
     return Console(stderr=True)
 
 
+def can_ask() -> bool:
+    """Whether somebody sits at a terminal who can answer a question."""
+    return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr))
+
+
 def print_json(value: Any) -> None:
     """Print plain data as strict JSON."""
     from forkmerge.engine.storage.json_codec import plain  # here, since it imports torch, which help does without

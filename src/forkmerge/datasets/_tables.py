@@ -21,6 +21,7 @@ from forkmerge.datasets._files import Array
 from forkmerge.engine.storage import atomic_files
 from forkmerge.engine.storage.convert_once import convert_once, key_of
 from forkmerge.engine.storage.json_codec import seal
+from forkmerge.engine.storage.user_folders import cache_folder
 from forkmerge.errors import ProblemError
 
 _FORMAT = 1  # part of every key: another way of storing columns must not find the old ones
@@ -122,7 +123,7 @@ def open_table(
         cache: The folder; by default `forkmerge/tables` in the user's cache folder.
         progress: Whether a bar is shown on a terminal while converting.
     """
-    folder = (cache or atomic_files.cache_folder("tables")) / key_of(f"table {_FORMAT}\n{schema}", paths)
+    folder = (cache or cache_folder("tables")) / key_of(f"table {_FORMAT}\n{schema}", paths)
     return convert_once(folder, partial(_opened, schema=schema), partial(_write, paths, schema, progress=progress))
 
 

@@ -19,6 +19,7 @@ from torch.utils.data import Dataset
 
 from forkmerge.engine.storage import atomic_files
 from forkmerge.engine.storage.convert_once import convert_once, key_of
+from forkmerge.engine.storage.user_folders import cache_folder, check_private
 from forkmerge.errors import ProblemError
 
 Pixels = npt.NDArray[np.uint8]
@@ -141,8 +142,10 @@ class ImageFiles(Dataset[tuple[Tensor, ...]]):
 
 
 def map_file(cache: str | os.PathLike[str] | None, key: str) -> Path:
-    """Return where decoded images are kept: in a folder, by default the one in the user's cache folder."""
-    return (Path(cache) if cache is not None else atomic_files.cache_folder("images")) / f"{key}.npy"
+    """Return where decoded images are kept: in a folder of the user's, by default the one in the cache folder."""
+    folder = Path(cache) if cache is not None else cache_folder("images")
+    check_private(folder)
+    return folder / f"{key}.npy"
 
 
 class _Pillow:

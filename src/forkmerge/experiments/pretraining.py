@@ -29,6 +29,7 @@ from forkmerge.engine.storage import atomic_files
 from forkmerge.engine.storage.json_codec import encode, plain
 from forkmerge.engine.storage.lock import try_lock
 from forkmerge.engine.storage.run_folder import RunFolder
+from forkmerge.engine.storage.user_folders import cache_folder, make_private
 from forkmerge.errors import ConfigError, StoreError, check_keys, unknown_name
 from forkmerge.experiments.events import Watch, unwatched
 from forkmerge.experiments.recipe import Recipe, seeded_recipe
@@ -241,7 +242,7 @@ def _digest(value: Any) -> str:
 
 
 def _folder(key: str) -> Path:
-    return atomic_files.cache_folder("pretrained") / key
+    return cache_folder("pretrained") / key
 
 
 def is_done(key: str) -> bool:
@@ -254,7 +255,7 @@ def _locked(key: str, pretraining: Pretraining, watch: Watch) -> Iterator[None]:
     """Hold the lock of a key, waiting for it as long as another process does."""
     path = _folder(key).with_suffix(".lock")
     with atomic_files.explained(f"make the folder {path.parent}"):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_private(path.parent)
         file = path.open("ab")
     with file:
         if not try_lock(file, "LOCK_EX"):

@@ -280,14 +280,6 @@ def test_a_discarded_folder_is_renamed_before_it_is_emptied(tmp_path: Path, monk
     assert leftover.startswith(".tmp-folder-")
 
 
-def test_caches_lie_where_the_user_keeps_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert atomic_files.cache_folder("images") == tmp_path / "forkmerge/images"
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("XDG_CACHE_HOME", "")
-    assert atomic_files.cache_folder("images") == tmp_path / "home/.cache/forkmerge/images"
-
-
 def test_a_folder_is_unused_until_it_holds_more_than_a_kill_leaves(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     assert atomic_files.is_unused(folder)

@@ -118,3 +118,19 @@ def test_a_key_is_a_short_name_for_any_file_name(tmp_path: Path) -> None:
     odd = tmp_path / os.fsdecode(b"not utf-8: \xff")
     odd.write_text("")
     assert re.fullmatch("[0-9a-f]{32}", key_of("form", [odd]))
+
+
+def test_what_others_may_have_put_there_is_not_read_and_what_is_made_is_the_user_s_alone(path: Path) -> None:
+    def write(temporary: Path) -> None:
+        temporary.write_text("whole.")
+
+    convert_once(path, read_text, write)
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    path.parent.chmod(0o777)
+    path.write_text("planted.")
+    with pytest.raises(StoreError, match=rf"^{path.parent} can be written by other users"):
+        convert_once(path, read_text, write)
+    path.unlink()
+    with pytest.raises(StoreError, match=rf"^{path.parent} can be written by other users"):
+        convert_once(path, read_text, write)
+    assert os.listdir(path.parent) == []

@@ -210,11 +210,6 @@ def _kind(entry: os.DirEntry[str]) -> str:
     return kinds.get(stat.S_IFMT(mode), "device")
 
 
-def cache_folder(name: str) -> Path:
-    """Return where things of a kind are kept that can be made again: in the user's cache folder."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "forkmerge" / name
-
-
 def is_unused(folder: Path) -> bool:
     """Tell whether there is nothing to protect: no folder, or what a kill while one was made leaves in it."""
     return not folder.exists() or (folder.is_dir() and holds_nothing(folder, "config.json"))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from forkmerge.engine.storage import atomic_files
+from forkmerge.engine.storage.user_folders import check_private, make_private
 from forkmerge.errors import ProblemError, StoreError
 
 _LEFTOVER = 24 * 3600  # seconds after which something unfinished can only be what a kill has left
@@ -38,14 +39,15 @@ def key_of(form: str, paths: Iterable[Path], kind: str = "file") -> str:
 def convert_once(path: Path, read: Callable[[Path], T | None], write: Callable[[Path], None]) -> T:
     """Return what a file or folder holds, after making it where there is none or a damaged one.
 
-    It is made under another name and renamed when it is complete and on the disk: an interrupted conversion is done
-    again and never read.
+    The folder it lies in must be the user's own. It is made under another name and renamed when it is complete and on
+    the disk: an interrupted conversion is done again and never read.
 
     Args:
         path: The file or folder.
         read: Gives its content; None where there is none or not a whole one.
         write: Makes it, under the path that it gets, and syncs its files.
     """
+    check_private(path.parent)
     content = read(path)
     if content is None:
         with atomic_files.explained(f"write {path}"):
@@ -57,7 +59,7 @@ def convert_once(path: Path, read: Callable[[Path], T | None], write: Callable[[
 
 
 def _make(path: Path, write: Callable[[Path], None]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_private(path.parent)
     for old in path.parent.glob(f"{atomic_files.TEMPORARY}{path.stem}-*"):
         touched = max(item.stat().st_mtime for item in (old, *old.glob("*")))
         if time.time() - touched > _LEFTOVER:
