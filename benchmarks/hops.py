@@ -119,16 +119,17 @@ def count(run: Callable[[], object]) -> dict[str, dict[str, Any]]:
     return {name: window.result() for name, window in windows.items()}
 
 
+def count_run() -> dict[str, dict[str, Any]]:
+    """Count a run of two branches with a folder."""
+    optimizer, algorithm = fm.OptimizerOf("SGD", lr=0.1), fm.ForkMerge(interval=4)
+    with tempfile.TemporaryDirectory() as folder:
+        options: dict[str, Any] = {"steps": 8, "threads": 1, "folder": Path(folder) / "run"}
+        return count(lambda: algorithm.fit(problem(), model=Net, optimizer=optimizer, **options))
+
+
 def main() -> None:
     options = begin(parser(__doc__))
-    optimizer = fm.OptimizerOf("SGD", lr=0.1)
-    with tempfile.TemporaryDirectory() as folder:
-        algorithm = fm.ForkMerge(interval=4)
-        fit = lambda: algorithm.fit(  # noqa: E731
-            problem(), model=Net, optimizer=optimizer, steps=8, threads=1, folder=Path(folder) / "run"
-        )
-        results = count(fit)
-    save("hops", results, options.out)
+    save("hops", count_run(), options.out)
 
 
 def section(results: Mapping[str, Any]) -> Section:

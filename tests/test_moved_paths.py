@@ -29,6 +29,20 @@ def test_an_old_module_gives_the_objects_of_its_new_places() -> None:
     assert "forkmerge.engine.training.branch" in (old.__doc__ or "")
 
 
+def test_modules_of_a_package_that_moved_give_the_same_objects() -> None:
+    old = importlib.import_module("forkmerge.solvers._nash")
+    assert old.nash is importlib.import_module("forkmerge.methods.solvers._nash").nash
+    assert importlib.import_module("forkmerge.solvers").nash is old.nash
+    assert current_paths("forkmerge.solvers._cagrad:cagrad") == ["forkmerge.methods.solvers._cagrad:cagrad"]
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("forkmerge.solvers._never_was")
+    from forkmerge.problem import Losses, Predict, predict_pair  # a module that became a package
+
+    assert Losses
+    assert Predict
+    assert predict_pair.__module__ == "forkmerge.problem.definition"
+
+
 def test_a_name_that_is_in_no_new_place_is_missing_as_usual() -> None:
     old = importlib.import_module("forkmerge.branch")
     with pytest.raises(AttributeError, match=r"module 'forkmerge.branch' has no attribute 'nothing'"):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
@@ -119,6 +120,14 @@ _MOVED = {
 MODULES = {f"{_ROOT}.{old}": [f"{_ROOT}.{new}" for new in places.split()] for old, places in _MOVED.items()}
 
 
+def current_modules(path: str) -> list[str]:
+    """Return where the names of an old module are now; nothing for a path that has not moved."""
+    if path in MODULES:
+        return MODULES[path]
+    parent, _, name = path.rpartition(".")
+    return [f"{package}.{name}" for package in current_modules(parent)] if parent else []
+
+
 class MovedPaths(MetaPathFinder, Loader):
     """Finds a module of an old path as one whose names are looked up in the modules that have them now."""
 
@@ -126,19 +135,22 @@ class MovedPaths(MetaPathFinder, Loader):
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Return the spec of a path that has moved; every other path is somebody else's."""
-        return ModuleSpec(fullname, self) if fullname in MODULES else None
+        places = current_modules(fullname)
+        is_there = fullname in MODULES or any(find_spec(each) is not None for each in places)
+        return ModuleSpec(fullname, self) if is_there else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """Return a module that is empty until a name is asked for."""
-        return ModuleType(spec.name, f"Moved to {', '.join(MODULES[spec.name])}.")
+        return ModuleType(spec.name, f"Moved to {', '.join(current_modules(spec.name))}.")
 
     def exec_module(self, module: ModuleType) -> None:
-        """Let the module look names up."""
+        """Let the module look names up; those of a package that moved have modules of their own."""
+        module.__path__ = []
 
         def look_up(name: str) -> Any:
-            for path in MODULES[module.__name__]:
+            for path in current_modules(module.__name__):
                 current = import_module(path)
-                if hasattr(current, name):
+                if hasattr(current, name) and not name.startswith("__"):
                     return getattr(current, name)
             raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
 
@@ -148,4 +160,4 @@ class MovedPaths(MetaPathFinder, Loader):
 def current_paths(text: str) -> list[str]:
     """Return what `module:qualname` of an old path may be called now; nothing for a path that has not moved."""
     module, colon, name = text.partition(":")
-    return [f"{path}:{name}" for path in MODULES.get(module, [])] if colon else []
+    return [f"{path}:{name}" for path in current_modules(module)] if colon else []

@@ -53,7 +53,7 @@ def test_the_direction_of_the_first_step() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"every": 0}, "every must be at least 1, got 0"),
+        ({"every": 0}, "every must be a positive integer, got 0"),
         ({"temperature": -1}, "temperature must not be negative, got -1"),
     ],
 )

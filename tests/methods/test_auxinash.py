@@ -57,7 +57,7 @@ class TestAuxiNash(MethodConformance):
     ("options", "message"),
     [
         ({"look_at": "test"}, "look_at must be second or validation, got 'test'"),
-        ({"every": 0}, "every must be at least 1, got 0"),
+        ({"every": 0}, "every must be a positive integer, got 0"),
     ],
 )
 def test_wrong_options_are_refused_when_given(options: dict[str, Any], message: str) -> None:

@@ -43,7 +43,7 @@ class TestNashMTL(MethodConformance):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"every": 0}, "every must be at least 1, got 0"),
+        ({"every": 0}, "every must be a positive integer, got 0"),
         ({"solver": "cvxpy"}, "solver must be exact or truncated, got 'cvxpy'"),
     ],
 )

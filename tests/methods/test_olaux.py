@@ -43,7 +43,7 @@ def test_the_first_step_is_the_sum() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"every": 0}, "every must be at least 1, got 0"),
+        ({"every": 0}, "every must be a positive integer, got 0"),
     ],
 )
 def test_wrong_options_are_refused_when_given(options: dict[str, Any], message: str) -> None:

@@ -137,3 +137,12 @@ def test_the_twin_of_the_whole_run_does_the_same_training():
     done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "weights differ by" in done.stdout
+
+
+def test_a_merge_and_a_step_lead_through_few_files(shared):
+    import hops
+
+    results = hops.count_run()
+    for name, (files, most) in hops.GOALS.items():
+        assert len(results[name]["files"]) <= files, results[name]["files"]
+        assert most is None or results[name]["hops"] <= most

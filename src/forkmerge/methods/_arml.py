@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from forkmerge.errors import ProblemError
+from forkmerge.errors import ProblemError, check_count
 from forkmerge.methods.base import LossMethod, MethodState, View, constant, pick
 from forkmerge.methods.context import MethodContext, Setup
 from forkmerge.methods.solvers import arml_step
@@ -47,8 +47,7 @@ class ARML(LossMethod):
     temperature: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.every < 1:
-            raise ProblemError(f"every must be at least 1, got {self.every!r}.")
+        check_count("every", self.every)
         if self.temperature < 0:
             raise ProblemError(f"temperature must not be negative, got {self.temperature!r}.")
 

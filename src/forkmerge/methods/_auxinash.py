@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from forkmerge.errors import ProblemError
+from forkmerge.errors import ProblemError, check_count
 from forkmerge.methods._autolambda import LOOKS
 from forkmerge.methods._nash import clipped
 from forkmerge.methods.base import GramianMethod, MethodState, View
@@ -55,8 +55,7 @@ class AuxiNash(GramianMethod):
     max_norm: float | None = None
 
     def __post_init__(self) -> None:
-        if self.every < 1:
-            raise ProblemError(f"every must be at least 1, got {self.every!r}.")
+        check_count("every", self.every)
         if self.look_at not in LOOKS:
             raise ProblemError(f"look_at must be {' or '.join(LOOKS)}, got {self.look_at!r}.")
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from forkmerge.errors import ProblemError
+from forkmerge.errors import ProblemError, check_count
 from forkmerge.methods.base import GramianMethod, MethodState, View
 from forkmerge.methods.context import Array, Setup
 from forkmerge.methods.solvers import nash, nash_truncated
@@ -50,8 +50,7 @@ class NashMTL(GramianMethod):
         if self.solver not in ("exact", "truncated"):
             raise ProblemError(f"solver must be exact or truncated, got {self.solver!r}.")
         for name in ("iterations", "every"):
-            if getattr(self, name) < 1:
-                raise ProblemError(f"{name} must be at least 1, got {getattr(self, name)!r}.")
+            check_count(name, getattr(self, name))
 
     def start(self, setup: Setup) -> MethodState:
         """Start from the authors' weights of 1."""

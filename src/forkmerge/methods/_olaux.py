@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from forkmerge.errors import ProblemError
+from forkmerge.errors import check_count
 from forkmerge.methods.base import GramianMethod, MethodState, View
 from forkmerge.methods.context import Array, Setup
 
@@ -40,8 +40,7 @@ class OL_AUX(GramianMethod):
     cosine: bool = False
 
     def __post_init__(self) -> None:
-        if self.every < 1:
-            raise ProblemError(f"every must be at least 1, got {self.every!r}.")
+        check_count("every", self.every)
 
     @classmethod
     def authors_scripts(cls) -> OL_AUX:

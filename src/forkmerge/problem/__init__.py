@@ -1,5 +1,5 @@
 """What to learn: the target, the streams of batches, the metrics; and every random number of a step."""
 
-from forkmerge.problem.definition import Context, Evaluation, Metric, Problem, Stream
+from forkmerge.problem.definition import Context, Evaluation, Losses, Metric, Predict, Problem, Stream, predict_pair
 
-__all__ = ["Context", "Evaluation", "Metric", "Problem", "Stream"]
+__all__ = ["Context", "Evaluation", "Losses", "Metric", "Predict", "Problem", "Stream", "predict_pair"]

@@ -81,10 +81,10 @@ def classify(model: nn.Module, batch: Any, tasks: Any, context: fm.Context) -> d
 def regress(model: nn.Module, batch: Any, tasks: Any, context: fm.Context) -> dict[str, Tensor]:
     """Loss of "size", on the examples that have a label."""
     inputs, sizes = batch
-    known = ~sizes.isnan().any(dim=1)
-    if not known.any():
+    has_label = ~sizes.isnan().any(dim=1)
+    if not has_label.any():
         return {}
-    return {"size": mse_loss(model(inputs[known], "size"), sizes[known])}
+    return {"size": mse_loss(model(inputs[has_label], "size"), sizes[has_label])}
 
 
 # 3. The recipe: what `forkmerge run` asks for. Its arguments can be set from outside: --set arguments.labels=30

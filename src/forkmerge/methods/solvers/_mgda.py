@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from forkmerge.errors import ProblemError
+from forkmerge.errors import check_count
 from forkmerge.methods.solvers._gramian import EPSILON, Vector, normalise, spread
 from forkmerge.methods.solvers._quadratic import solve_nonnegative
 
@@ -70,8 +70,7 @@ def min_norm_frank_wolfe(gramian: Any, iterations: int = 250, tolerance: float =
     References:
         Sener and Koltun (2018), "Multi-Task Learning as Multi-Objective Optimization", Algorithm 2.
     """
-    if iterations < 1:
-        raise ProblemError(f"iterations must be at least 1, got {iterations}.")
+    check_count("iterations", iterations)
     cosines, norms, kept = normalise(gramian)
     if not len(kept):
         return np.zeros(len(gramian))

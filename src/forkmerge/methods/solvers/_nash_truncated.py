@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from forkmerge.errors import ProblemError
+from forkmerge.errors import ProblemError, check_count
 from forkmerge.methods.solvers._gramian import STATIONARY, Matrix, Vector, normalise, solve, spread
 from forkmerge.methods.solvers._nash import bargain, check_powers
 
@@ -48,8 +48,7 @@ def nash_truncated(gramian: Any, previous: Any = None, iterations: int = 20, pow
     References:
         Navon et al. (2022), "Multi-Task Learning as a Bargaining Game", section 3.2 and Algorithm 1.
     """
-    if iterations < 1:
-        raise ProblemError(f"iterations must be at least 1, got {iterations}.")
+    check_count("iterations", iterations)
     cosines, norms, kept = normalise(gramian)
     if not len(kept):
         return np.zeros(len(gramian))
