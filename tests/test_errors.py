@@ -16,6 +16,7 @@ from forkmerge.errors import (
     check_name,
     command,
     is_count,
+    printable,
     unknown_name,
 )
 
@@ -76,3 +77,11 @@ def test_keys_of_a_table_are_checked_by_name() -> None:
         check_keys("[table]", {"b": 1, "seed": 2}, ("seeds", "b"))
     with pytest.raises(ConfigError, match=r"^\[table\] must be a table, got 3\.$"):
         check_keys("[table]", 3, ("a",))
+
+
+def test_what_a_terminal_would_obey_becomes_its_code() -> None:
+    hostile = "a\x1b[31mred\x07\x9b2J\x7f\r\u202eabc\u2066\ud800"
+    assert printable(hostile) == r"a\u001b[31mred\u0007\u009b2J\u007f\u000d\u202eabc\u2066\ud800"
+    assert printable(hostile).encode()
+    harmless = "Δ_m − λ…\n\ttab, é, 你好, a\u00a0b, 👩\u200d🔬"
+    assert printable(harmless) == harmless

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import site
 import sysconfig
 import traceback
@@ -16,6 +17,9 @@ from typing import TypeGuard
 _FACT = "forkmerge: "
 _OURS = Path(__file__).parent
 _INSTALLED = (_OURS, *map(Path, (sysconfig.get_paths()["stdlib"], *site.getsitepackages())))
+
+# Control characters but tab and new line, marks that turn the direction of writing around, and halves of characters.
+_UNPRINTABLE = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class ForkMergeError(Exception):
@@ -79,6 +83,11 @@ def _is_users(file: str) -> bool:
 def command(words: str) -> str:
     """Return what to type for a `forkmerge` command: by the name it was called by, `./run` for example."""
     return f"{os.environ.get('FORKMERGE_COMMAND', 'forkmerge')} {words}"
+
+
+def printable(text: str) -> str:
+    r"""Return text without what a terminal would obey, or could not print: it becomes its code, such as \u001b."""
+    return _UNPRINTABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def unknown_name(kind: str, name: object, choices: Iterable[object]) -> str:

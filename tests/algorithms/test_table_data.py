@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from forkmerge.algorithms.table_data import Cell, Column, Table, show_metrics, show_number, show_shares
+from forkmerge.algorithms.table_data import (
+    Cell,
+    Column,
+    Table,
+    for_markdown,
+    for_spreadsheet,
+    show_metrics,
+    show_number,
+    show_shares,
+)
 
 
 def test_numbers_alone_have_four_digits_and_none_is_a_dash():
@@ -15,3 +24,24 @@ def test_markdown_keeps_bars_inside_names_apart_from_those_of_the_table():
     columns = Column("a|b", is_words=True), Column("score")
     table = Table("t", columns, ((Cell(text="x|y"), Cell(0.5, is_best=True)),))
     assert table.markdown().splitlines() == [r"| a\|b | score |", "| --- | ---: |", r"| x\|y | **0.5000** |"]
+
+
+def test_markdown_shows_text_as_it_is():
+    assert for_markdown("a_b c_ _d __init__ Δ_m") == r"a_b c\_ \_d \_\_init\_\_ Δ_m"
+    assert for_markdown("*x* `y` ~z~ a|b C:\\x") == r"\*x\* \`y\` \~z\~ a\|b C:\\x"
+    assert for_markdown("[a](http://b) ![c](d) [e][f] [g]: h, [i=3], [−1, 2]") == (
+        r"[a\](http://b) ![c\](d) [e\][f] [g\]: h, [i=3], [−1, 2]"
+    )
+    assert for_markdown("<script>x</script> <!-- 1 < 2 > 0") == r"\<script>x\</script> \<!-- 1 < 2 > 0"
+    assert for_markdown("a\n# b\x1b") == r"a # b\\u001b"
+    for text, shown in {"# a": r"\# a", "- a": r"\- a", "> a": r"\> a", "1. a": r"1\. a", "12) a": r"12\) a"}.items():
+        assert for_markdown(text) == shown
+    assert for_markdown("-1 and 1.5 a") == "-1 and 1.5 a"
+
+
+def test_a_spreadsheet_sees_no_formula():
+    for text in ("=1", "+a", "-a", "@a", "\ta", "\ra", "\na", "-2+3", "=-1", "-"):
+        assert for_spreadsheet(text).startswith("'"), text
+    for text in ("-1", "+1.5", "-1e-9", "-.5E+3", "a=1", "", "'x", "Δ_m", "3–1–0"):
+        assert for_spreadsheet(text) == text
+    assert for_spreadsheet("a\x1b") == r"a\u001b"

@@ -5,14 +5,16 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import warnings
 
 import pytest
 import typer
 from rich.console import Console
+from rich.table import Table
 
-from forkmerge.cli.terminal import interruptible, print_json, readable_warnings, say, stdout_for_json
+from forkmerge.cli.terminal import interruptible, print_json, readable_warnings, say, stderr, stdout, stdout_for_json
 
 
 def terminate() -> None:
@@ -70,3 +72,19 @@ def test_text_is_printed_as_it_is_and_never_folded():
     text = io.StringIO()
     say(Console(file=text, width=20), "[red] " + "x" * 50)
     assert text.getvalue() == "[red] " + "x" * 50 + "\n"
+
+
+def test_nothing_that_is_printed_is_obeyed_alone_in_tables_or_as_json(capsys):
+    hostile = "\x1b]0;title\x07\x1b[2J\x9b31m"
+    code = r"\u001b]0;title\u0007\u001b[2J\u009b31m"
+    for console in (stdout(), stderr()):
+        say(console, hostile)
+        table = Table(hostile, title=hostile)
+        table.add_row(hostile)
+        console.print(table)
+    print_json({hostile: hostile})
+    shown = capsys.readouterr()
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", shown.out + shown.err)
+    for text in (shown.out, shown.err):
+        assert text.count(code) >= 4, text
+    assert json.loads(shown.out[shown.out.rindex("{") :]) == {hostile: hostile}

@@ -10,12 +10,7 @@ import re
 import pytest
 
 import report_samples as samples
-from forkmerge.report import (
-    Page,
-    Section,
-    figure_csv,
-    to_html,
-)
+from forkmerge.report import Axis, Figure, Page, Panel, Section, Series, figure_csv, to_html
 
 pytest.importorskip("plotly")
 
@@ -34,3 +29,14 @@ def test_every_point_of_a_figure_is_in_its_csv_with_full_precision():
     link = re.search(r'download="gain.csv" href="data:text/csv;charset=utf-8;base64,([^"]*)"', page)
     assert link is not None
     assert base64.b64decode(link[1]).decode() == figure_csv(figure)
+
+
+def test_no_name_in_a_figure_is_a_formula_in_its_csv():
+    axis = Axis("task", labels=("=1+1", "@b"))
+    series = Series("+c", (-1.5, 2.0), (0.0, 1.0), texts=("-d", "\t=e"))
+    figure = Figure("f", "t", "", (Panel("=title", Axis("x"), axis, (series,)),))
+    rows = list(csv.reader(io.StringIO(figure_csv(figure))))[1:]
+    assert rows == [
+        ["'=title", "'+c", "-1.5", "'=1+1", "", "", "", "'-d"],
+        ["'=title", "'+c", "2.0", "'@b", "", "", "", "'\t=e"],
+    ]

@@ -66,13 +66,34 @@ def test_latex_is_escaped_and_booktabs():
     text = to_latex([TABLE])
     assert r"\caption{50\% of a\_b \& c}" in text
     assert r"method & mIoU $\uparrow$ & error $\downarrow$ & $\Delta_m$ \\" in text
-    assert r"[bold]Auto-$\lambda$ & \textbf{9.50 $\pm$ 0.25} &  & +4.03 \\" in text
+    assert r"{[}bold]Auto-$\lambda$ & \textbf{9.50 $\pm$ 0.25} &  & +4.03 \\" in text
     assert r"0.00 [$-$1.00, +2.00] \\" in text
     assert text.count(r"\begin") == text.count(r"\end") == 3
 
 
 def test_every_character_that_latex_reads_is_escaped():
     assert latex(r"\&%$#_{}~^") == r"\textbackslash{}\&\%\$\#\_\{\}\textasciitilde{}\textasciicircum{}"
+
+
+def test_text_cannot_become_an_argument_of_a_row_or_end_it_in_latex():
+    assert latex("[2cm] x") == "{[}2cm] x"
+    assert latex("* x") == "{*} x"
+    assert latex("a [b] * c") == "a [b] * c"
+    assert latex("a\n\n  b\x1b") == r"a b\textbackslash{}u001b"
+
+
+def test_cells_of_a_spreadsheet_are_no_formulas_and_numbers_stay_numbers():
+    formulas = ("=1+1", "+cmd|' /C calc'!A0", "-2+3+cmd", "@SUM(1)", "\t=1", "\r=1")
+    columns = Column("method", is_words=True), *(Column(text) for text in formulas), Column("n")
+    rows = tuple((Cell(text=text), *(Cell(text=text) for _ in formulas), Cell(-0.5, low=-1e-9)) for text in formulas)
+    written = list(csv.reader(io.StringIO(to_csv([Table("=HYPERLINK(1)", columns, rows)]))))
+    assert len(written) == 1 + len(formulas) * (len(formulas) + 1)
+    for title, row, column, value, _, low, _, text in written[1:]:
+        assert title == "'=HYPERLINK(1)"
+        assert row.startswith("'")
+        assert column == "n" or column.startswith("'")
+        assert (value, low) == (("-0.5", "-1e-09") if column == "n" else ("", ""))
+        assert text == "" or text.startswith("'")
 
 
 def test_the_terminal_shows_names_as_they_are():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from command_line import TINY, error_of, invoke
 from forkmerge.algorithms.saved_run import list_saved_runs
 from forkmerge.analysis.diagnosis.diagnosis import PLAN, RESULT
 from forkmerge.analysis.diagnosis.pieces import FORMAT
-from forkmerge.engine.storage.json_files import write_versioned
+from forkmerge.engine.storage.json_files import read_object, write_object, write_versioned
 from forkmerge.report import save_result
 from problems import Stopped, fit, stop_at
 
@@ -151,3 +152,39 @@ def test_one_bad_folder_does_not_hide_the_others(here: Path) -> None:
     assert rows["finished"]["status"] == "unreadable"
     assert "lock.fifo is a pipe" in rows["finished"]["changed"]
     assert rows["interrupted"]["status"] == "interrupted"
+
+
+HOSTILE = "\x1b[2J\x9b31m</script><b>|`*_[x](y)\x07"
+
+
+def renamed(value: Any) -> Any:
+    """The data with every name of a task or branch a hostile one, and a hostile note."""
+    if isinstance(value, dict):
+        return {renamed(key): renamed(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [renamed(item) for item in value]
+    return HOSTILE + value if value in ("tgt", "aux", "alone", "joint", "accuracy") else value
+
+
+def test_names_and_notes_of_a_received_folder_are_obeyed_by_nobody(here: Path) -> None:
+    for folder, names in (
+        ("finished", ("result.json", "config.json")),
+        ("comparison", ("plan.json", "tgt/ew-seed0.json")),
+    ):
+        for name in names:
+            data = renamed(read_object(here / folder / name))
+            for key in ("result", "outcome"):
+                if key in data:
+                    data[key]["notes"] = [f"=1+1 {HOSTILE}\nimport os"]
+            write_object(here / folder / name, data)
+    for words in (["show", "finished"], ["runs", "."], ["compare", "comparison"], ["show", "finished", "--json"]):
+        shown = invoke(*words)
+        assert r"\u001b[2J" in shown.stdout
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", shown.stdout + shown.stderr)
+    invoke("export", "finished", "out")
+    card = (here / "out/README.md").read_text()
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", card)
+    assert r"\<b>\|\`\*\_[x\](y)" in card
+    assert "\nimport os" not in card
+    for name in ("comparison.md", "comparison.csv", "comparison.tex"):
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", (here / "comparison" / name).read_text()), name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,10 @@ from typing import Any
 from forkmerge.algorithms.resolved_config import open_run
 from forkmerge.algorithms.run_record import Run, rounds_table
 from forkmerge.algorithms.saved_run import read_run
-from forkmerge.algorithms.table_data import show_metrics, show_number, show_share, word_table
+from forkmerge.algorithms.table_data import for_markdown, show_metrics, show_number, show_share, word_table
 from forkmerge.engine.storage.atomic_files import explained, fingerprint, replacing, write_file, write_tensors
 from forkmerge.engine.storage.json_codec import encode, plain
-from forkmerge.errors import StoreError
+from forkmerge.errors import StoreError, printable
 
 CITATION = """@inproceedings{jiang2023forkmerge,
   title = {ForkMerge: Mitigating Negative Transfer in Auxiliary-Task Learning},
@@ -83,13 +84,15 @@ def make_card(run: Run, config: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 def card_text(card: Mapping[str, Any], run: Run) -> str:
     """Return the card of a run as Markdown."""
-    headline = f"{card['algorithm']} with target task `{card['target']}`: {card['steps']} steps, seed {card['seed']}."
-    results = [f"- Validation: {show_metrics(card['validation'])}"] if card["validation"] else []
-    results += [f"- Test, measured once after training: {show_metrics(card['test'])}"] if card["test"] else []
+    name, algorithm, final = (for_markdown(card[key]) for key in ("name", "algorithm", "final"))
+    results = [f"- Validation: {for_markdown(show_metrics(card['validation']))}"] if card["validation"] else []
+    if card["test"]:
+        results.append(f"- Test, measured once after training: {for_markdown(show_metrics(card['test']))}")
     environment = [(key, str(value)) for key, value in card["environment"].items()]
     parts = [
-        f"# {card['name']}",
-        f"{headline} The weights are those of the {card['final']}.",
+        f"# {name}",
+        f"{algorithm} with target task {_span(card['target'])}: {card['steps']} steps, seed {card['seed']}. "
+        f"The weights are those of the {final}.",
         "\n".join(results),
         *_merging(card, run),
         "## Loading\n\nPlain torch and safetensors are enough:",
@@ -99,7 +102,7 @@ def card_text(card: Mapping[str, Any], run: Run) -> str:
         "Every setting, defaults included, is in card.json.",
         "### Environment",
         word_table("", ("what", "version or kind"), environment).markdown(),
-        "\n".join(["### Notes", "", *(f"- {note}" for note in card["notes"])]) if card["notes"] else "",
+        "\n".join(["### Notes", "", *(f"- {for_markdown(note)}" for note in card["notes"])]) if card["notes"] else "",
         "## Citation\n\nThe method is described in:",
         _code("bibtex", card["citation"]),
     ]
@@ -127,7 +130,7 @@ def _merging(card: Mapping[str, Any], run: Run) -> list[str]:
 
 
 def _loading(card: Mapping[str, Any]) -> str:
-    module, _, name = str(card["model"]["kind"]).partition(":")
+    module, _, name = _one_line(card["model"]["kind"]).partition(":")
     return (
         "from safetensors.torch import load_file\n\n"
         f"model = ...  # the module that was trained: {name} of {module}\n"
@@ -137,4 +140,19 @@ def _loading(card: Mapping[str, Any]) -> str:
 
 
 def _code(language: str, text: str) -> str:
-    return f"```{language}\n{text}\n```"
+    fence = _fence(text, 3)
+    return f"{fence}{language}\n{printable(text)}\n{fence}"
+
+
+def _span(text: str) -> str:
+    fence, line = _fence(text, 1), _one_line(text)
+    return f"{fence}{line}{fence}" if "`" not in text else f"{fence} {line} {fence}"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(printable(text).split())
+
+
+def _fence(text: str, least: int) -> str:
+    """Return more backticks than the text has side by side, so that it cannot end what they enclose."""
+    return "`" * max(least, 1 + max(map(len, re.findall("`+", text)), default=0))

@@ -16,6 +16,7 @@ from torch import nn
 
 from forkmerge.algorithms.table_data import Cell, Column, Table, show_metrics, show_number, show_share, show_shares
 from forkmerge.engine.storage.records import Record
+from forkmerge.errors import printable
 
 _MOST_BRANCHES = 8  # columns that can be read side by side
 _MOST_FAULTS = 20  # faults that a table's notes name
@@ -220,7 +221,7 @@ class Run(Record):
             if len(r.branches) > 1:
                 shares = show_shares(r.coefficients) or "all faulty"
                 lines.append(f"  round {r.index:<3} step {r.end:<7} score {show_number(r.score)}  {shares}")
-        return "\n".join([*lines, *(f"  note: {note}" for note in (*self.notes, *self.remarks))])
+        return printable("\n".join([*lines, *(f"  note: {note}" for note in (*self.notes, *self.remarks))]))
 
     def _repr_html_(self) -> str:
         lines = [

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from forkmerge.errors import printable
+
 _ARROWS = {1: " ↑", -1: " ↓", 0: ""}
+# Emphasis, code, bars of tables, links, HTML; and what would begin a list, a quotation or a heading.
+_MARKUP = re.compile(r"[\\`*~|]|\](?=[(\[:])|<(?=[A-Za-z/!?])|(?<![^\W_])_|_(?![^\W_])")
+_BLOCK = re.compile(r"^(\d*)([#>+.)-])(?=\s)")
+_NUMBER = re.compile(r"[+-]?[\d.]+([eE][+-]?\d+)?")
 _SIGNIFICANT = 4  # digits of a number alone, and of the largest number of a column
 
 
@@ -45,6 +52,18 @@ def show_steps(phase: str, steps: Mapping[str, int]) -> str:
 def show_shares(shares: Mapping[str, float]) -> str:
     """Return coefficients, or relevances, as one readable line."""
     return ", ".join(f"{name} {show_share(value)}" for name, value in shares.items())
+
+
+def for_markdown(text: str) -> str:
+    """Return text as one line that Markdown shows as it is."""
+    line = re.sub(r"\s*\n\s*", " ", printable(text))
+    return _BLOCK.sub(r"\1\\\2", _MARKUP.sub(r"\\\g<0>", line))
+
+
+def for_spreadsheet(text: str) -> str:
+    """Return text that no spreadsheet takes for a formula; numbers stay numbers."""
+    is_formula = text.startswith(tuple("=+-@\t\r\n")) and not _NUMBER.fullmatch(text)
+    return "'" * is_formula + printable(text)
 
 
 @dataclass(frozen=True)
@@ -121,10 +140,10 @@ class Table:
 
     def markdown(self) -> str:
         """Return the lines of a Markdown table, without title and notes."""
-        lines = [_pipes(column.title.replace("|", r"\|") for column in self.columns)]
+        lines = [_pipes(for_markdown(column.title) for column in self.columns)]
         lines.append(_pipes("---" if column.is_words else "---:" for column in self.columns))
         for row, texts in zip(self.rows, self.texts(), strict=True):
-            pairs = zip(row, (text.replace("|", r"\|") for text in texts), strict=True)
+            pairs = [(cell, for_markdown(text) if cell.text else text) for cell, text in zip(row, texts, strict=True)]
             lines.append(_pipes(f"**{text}**" if cell.is_best and text else text for cell, text in pairs))
         return "\n".join(lines)
 

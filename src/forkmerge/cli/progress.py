@@ -20,6 +20,7 @@ from rich.progress import BarColumn, SpinnerColumn, TextColumn
 from rich.progress import Progress as RichProgress
 
 from forkmerge.cli.terminal import say
+from forkmerge.errors import printable
 from forkmerge.experiments.units import show_seconds
 
 Clock = Callable[[], float]
@@ -229,4 +230,6 @@ class _Bar:
             say(self.bar.console, text)
         share, left = self.view.progress.share, self.view.progress.time_left
         total = None if share is None else 1.0
-        self.bar.update(self.task, description=escape(self.view.line), completed=share or 0.0, total=total, left=left)
+        self.bar.update(
+            self.task, description=escape(printable(self.view.line)), completed=share or 0.0, total=total, left=left
+        )

@@ -12,6 +12,9 @@ from typing import Any
 
 import typer
 from rich.console import Console
+from rich.text import Text
+
+from forkmerge.errors import printable
 
 
 @contextmanager
@@ -48,15 +51,23 @@ def stdout_for_json(as_json: bool) -> Iterator[None]:
         yield
 
 
+class _SafeConsole(Console):
+    """A console that obeys nothing in what it prints: names and notes may come from anywhere."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Return text as it is printed, alone or in a table."""
+        return super().render_str(printable(text), **options)
+
+
 def stdout() -> Console:
     """Return the console that results go to."""
     # What is not a terminal has no width to fold tables to.
-    return Console(width=None if sys.stdout.isatty() else 200)
+    return _SafeConsole(width=None if sys.stdout.isatty() else 200)
 
 
 def stderr() -> Console:
     """Return the console that progress, warnings and errors go to."""
-    return Console(stderr=True)
+    return _SafeConsole(stderr=True)
 
 
 def can_ask() -> bool:
@@ -68,7 +79,7 @@ def print_json(value: Any) -> None:
     """Print plain data as strict JSON."""
     from forkmerge.engine.storage.json_codec import plain  # here, since it imports torch, which help does without
 
-    typer.echo(json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False))
+    typer.echo(printable(json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False)))
 
 
 def say(console: Console, text: str, style: str | None = None) -> None:

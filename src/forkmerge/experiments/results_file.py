@@ -49,7 +49,7 @@ def write_records(out: str | os.PathLike[str], file: str | os.PathLike[str]) -> 
     plan, results = read_comparison(out)
     with explained(f"make the folder {path.parent}"):
         path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, to_text(plan, results).encode())
+    write_atomically(path, to_text(plan, results).encode("utf-8", "backslashreplace"))
 
 
 def to_text(plan: Mapping[str, Any], results: list[RunResult]) -> str:

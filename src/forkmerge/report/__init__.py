@@ -77,7 +77,7 @@ def write_report(folder: str | os.PathLike[str], out: str | os.PathLike[str] | N
         raise ConfigError(f"--out {path}: a page is an HTML file, such as report.html; for another form give --figure.")
     text = to_html(page_from(folder))
     _make_place(path)
-    write_atomically(path, text.encode())
+    write_atomically(path, text.encode("utf-8", "backslashreplace"))
     return path
 
 

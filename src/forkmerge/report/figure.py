@@ -7,7 +7,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from forkmerge.algorithms.table_data import show_in_full
+from forkmerge.algorithms.table_data import for_spreadsheet, show_in_full
 
 Numbers = tuple[float | None, ...]
 """None leaves a gap."""
@@ -168,12 +168,13 @@ def figure_csv(figure: Figure) -> str:
                 for column, value in enumerate(values):
                     x = show_in_full(panel.heat.x[column]) if panel.heat.x else _coordinate(panel.x, column)
                     y = show_in_full(panel.heat.y[row]) if panel.heat.y else _coordinate(panel.y, row)
-                    writer.writerow([panel.title, "", x, y, "", "", show_in_full(value), ""])
+                    writer.writerow([for_spreadsheet(panel.title), "", x, y, "", "", show_in_full(value), ""])
         for series in panel.series:
             for i, point in enumerate(zip(series.x, series.y, strict=True)):
                 at = [_coordinate(axis, value) for axis, value in zip((panel.x, panel.y), point, strict=True)]
                 rest = [show_in_full(_at(column, i)) for column in (series.low, series.high, series.values)]
-                writer.writerow([panel.title, series.name, *at, *rest, series.texts[i] if series.texts else ""])
+                names = for_spreadsheet(panel.title), for_spreadsheet(series.name)
+                writer.writerow([*names, *at, *rest, for_spreadsheet(series.texts[i]) if series.texts else ""])
     return file.getvalue()
 
 
@@ -184,5 +185,5 @@ def _at(values: Sequence[float | None], index: int) -> float | None:
 def _coordinate(axis: Axis, value: float | None) -> str:
     """Return a coordinate, by its name on an axis of names."""
     if value is not None and axis.labels and value == int(value) and 0 <= value < len(axis.labels):
-        return axis.labels[int(value)]
+        return for_spreadsheet(axis.labels[int(value)])
     return show_in_full(value)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Sequence
 
 from rich.markup import escape
 from rich.table import Table as RichTable
 
-from forkmerge.algorithms.table_data import Table, show_in_full
+from forkmerge.algorithms.table_data import Table, for_markdown, for_spreadsheet, show_in_full
+from forkmerge.errors import printable
 
 _LATEX = {
     "\\": r"\textbackslash{}",
@@ -46,7 +48,8 @@ def to_markdown(tables: Sequence[Table], heading: str = "##") -> str:
     """Return tables as Markdown, each under a heading, its notes below."""
     parts = []
     for table in tables:
-        lines = [f"{heading} {table.title}", "", table.markdown(), "", *(f"- {note}" for note in table.notes)]
+        notes = (f"- {for_markdown(note)}" for note in table.notes)
+        lines = [f"{heading} {for_markdown(table.title)}", "", table.markdown(), "", *notes]
         parts.append("\n".join(lines).rstrip())
     return "\n\n".join(parts) + "\n"
 
@@ -61,7 +64,8 @@ def to_csv(tables: Sequence[Table]) -> str:
             for column, cell in list(zip(table.columns, row, strict=True))[1:]:
                 numbers = [show_in_full(number) for number in (cell.value, cell.std, cell.low, cell.high)]
                 if any(numbers) or cell.text:
-                    writer.writerow([table.title, row[0].text, column.name, *numbers, cell.text])
+                    names = [for_spreadsheet(text) for text in (table.title, row[0].text, column.name)]
+                    writer.writerow([*names, *numbers, for_spreadsheet(cell.text)])
     return file.getvalue()
 
 
@@ -93,8 +97,10 @@ def to_latex(tables: Sequence[Table]) -> str:
 
 def latex(text: str) -> str:
     """Return text with everything escaped that LaTeX would misunderstand."""
-    parts = ("".join(_LATEX.get(char, char) for char in part) for part in text.split("Δ_m"))
-    return r"$\Delta_m$".join(parts)
+    line = re.sub(r"\s*\n\s*", " ", printable(text))
+    parts = ("".join(_LATEX.get(char, char) for char in part) for part in line.split("Δ_m"))
+    # After the end of a row, a bracket or an asterisk would be an argument of it.
+    return re.sub(r"^\s*([\[*])", r"{\1}", r"$\Delta_m$".join(parts))
 
 
 def _ampersands(cells: Iterable[str]) -> str:
