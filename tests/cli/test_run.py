@@ -370,3 +370,42 @@ def test_show_report_export_and_compare_of_records_run_no_code_of_a_recipe(cut: 
     ):
         invoke(*words)
     assert "tiny" not in sys.modules
+
+
+def without_test_split(folder: Path, examples: int) -> None:
+    """Write the example of a new user without its test split, and with that many validation examples."""
+    invoke("new", "own_data.py")
+    text = (folder / "own_data.py").read_text().replace("species(200)", f"species({examples})")
+    line = next(line for line in text.splitlines(keepends=True) if 'data["species, test"], metrics' in line)
+    (folder / "own_data.py").write_text(text.replace(line, ""))
+
+
+def test_without_a_test_split_the_verdict_is_of_validation_examples_that_the_search_did_not_see(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "own_data", raising=False)
+    without_test_split(tmp_path, 200)
+    quick = ("run", "own_data:recipe", "--steps", "20", "--set", "algorithm.interval=10")
+    shown = invoke(*quick, "--out", "a")
+    assert "no test split: 40 of 200 validation examples are kept from the search" in shown.stderr
+    assert re.search(r"accuracy 0\.\d+ → 0\.\d+ \(.*\]\); 95 % over 40 test examples", shown.stdout)
+    assert json.loads(Path("a/config.json").read_text())["source"]["settings"]["hold_out"] == 0.2
+    all_of_them = invoke(*quick, "--no-reference", "--out", "b")
+    assert "kept from the search" not in all_of_them.stderr
+
+
+def test_few_validation_examples_are_all_searched_with_unless_somebody_says_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "own_data", raising=False)
+    without_test_split(tmp_path, 60)
+    quick = ("run", "own_data:recipe", "--steps", "20", "--set", "algorithm.interval=10")
+    shown = invoke(*quick, "--out", "a")
+    assert "kept from the search" not in shown.stderr
+    assert "cannot be said without a test split" in shown.stdout
+    assert "--set hold_out=0.2" in shown.stdout
+    assert "95 % over 12 test examples" in invoke(*quick, "--out", "b", "--set", "hold_out=0.2").stdout

@@ -37,6 +37,10 @@ from forkmerge.experiments.cost_of_run import estimate_run
 from forkmerge.experiments.pretraining import pretrained
 from forkmerge.experiments.recipe import Recipe, load_recipe, recipe_from
 from forkmerge.experiments.verdict import give_verdict
+from forkmerge.problem.held_out import hold_out_validation
+
+# A fifth of a hundred examples shows only large differences; of fewer, the search needs every one.
+_HELD_OUT, _ENOUGH_TO_HOLD_OUT = 0.2, 100
 
 
 def show_run_cost(
@@ -104,14 +108,28 @@ def _code(saved: SavedRun) -> str:
 
 
 def _load(problem: str, overrides: Mapping[str, Any], reference: bool) -> Recipe:
-    """Return a recipe; ForkMerge trains its reference, too, unless somebody has said whether it should."""
+    """Return a recipe; ForkMerge trains its reference, too, unless somebody has said whether it should.
+
+    Without a test split, a share of many validation examples is kept from the search for the verdict.
+    """
     recipe = load_recipe(problem, overrides)
     settings = recipe.source["settings"]
     options = settings.get("algorithm", {})
     if not reference or "floor" in options or not isinstance(recipe.algorithm, ForkMerge):
         return recipe
-    source = {**recipe.source, "settings": {**settings, "algorithm": {**options, "floor": True}}}
-    return replace(recipe, algorithm=replace(recipe.algorithm, floor=True), source=source)
+    settings = {**settings, "algorithm": {**options, "floor": True}}
+    recipe = replace(recipe, algorithm=replace(recipe.algorithm, floor=True))
+    target, count = recipe.problem.target, recipe.problem.target_validation.size
+    if target not in recipe.problem.evaluations("test") and count >= _ENOUGH_TO_HOLD_OUT:
+        settings["hold_out"] = _HELD_OUT
+        recipe = replace(recipe, problem=hold_out_validation(recipe.problem, _HELD_OUT))
+        held = recipe.problem.evaluations("test")[target].size
+        say(
+            stderr(),
+            f"no test split: {held} of {count} validation examples are kept from the search, for the verdict; "
+            "--no-reference searches with all.",
+        )
+    return replace(recipe, source={**recipe.source, "settings": settings})
 
 
 def _free_folder(problem: str, recipe: Recipe) -> Path:
@@ -176,7 +194,7 @@ def _show_certainty(recipe: Recipe, run: Run) -> None:
         say(
             stdout(),
             "whether it helped cannot be said without a test split, as the search has used all validation examples: "
-            f"give Problem(test=…), or `{more}`.",
+            f"give Problem(test=…), keep a part of them from the search (--set hold_out=0.2), or `{more}`.",
         )
 
 
@@ -199,6 +217,8 @@ def _test_late(saved: SavedRun, trust: bool, as_json: bool) -> None:
         with stdout_for_json(as_json), readable_warnings(stderr()):
             recipe = _recipe_of(saved)
             if recipe.problem.target in recipe.problem.evaluations("test"):
-                measure_test(recipe.fit(folder=saved.path, resume=True), recipe.problem, saved.path)
+                finished = recipe.fit(folder=saved.path, resume=True)
+                measure_test(finished, recipe.problem, saved.path)
+                give_verdict(finished, recipe.problem, saved.path)
     except ForkMergeError as error:
         say(stderr(), f"warning: the test split could not be measured: {error}", style="yellow")

@@ -22,6 +22,7 @@ from forkmerge.engine.training.options import Training
 from forkmerge.errors import ConfigError, check_keys, unknown_name
 from forkmerge.experiments.compare_options import KEYS as COMPARE_KEYS
 from forkmerge.problem.definition import Problem
+from forkmerge.problem.held_out import hold_out_validation
 from forkmerge.problem.randomness import derive, random_state_kept, set_random_state
 
 if sys.version_info >= (3, 11):
@@ -33,7 +34,7 @@ _KINDS: tuple[type[Algorithm], ...] = (ForkMerge, Joint, SingleTask, PostTrain, 
 ALGORITHMS: dict[str, type[Algorithm]] = {cls.__name__: cls for cls in _KINDS}
 _KEYS = (
     *("recipe", "arguments", "target", "steps", "seed", "optimizer", "scheduler", "training", "algorithm"),
-    *("pretrain", "development"),
+    *("pretrain", "development", "hold_out"),
 )
 _OWN_TABLES = ("optimizer", "scheduler", "method")  # options of training that stand elsewhere in a recipe
 _TRAINING = (
@@ -164,6 +165,8 @@ def _override(recipe: Recipe, settings: Mapping[str, Any]) -> Recipe:
         changes["problem"] = recipe.problem.with_target(settings["target"])
     if settings.get("development"):
         changes["problem"] = changes.get("problem", recipe.problem).for_development()
+    if "hold_out" in settings:
+        changes["problem"] = hold_out_validation(changes.get("problem", recipe.problem), settings["hold_out"])
     if "steps" in settings:
         changes["steps"] = settings["steps"]
     if "seed" in settings:

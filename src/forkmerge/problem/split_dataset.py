@@ -31,10 +31,11 @@ def check_dataset(user: str, dataset: object) -> None:
         raise ProblemError(f"{user} needs a data set and got {dataset!r}: read it first.")
 
 
-def part(dataset: Dataset[Any]) -> tuple[Dataset[Any], Dataset[Any]]:
-    """Return two thirds of a data set, and the rest; the same examples every time."""
+def part(dataset: Dataset[Any], count: int | None = None) -> tuple[Dataset[Any], Dataset[Any]]:
+    """Return a data set without `count` examples, and these; the same ones every time, a third where None."""
     order = torch.randperm(size_of(dataset), generator=torch.Generator().manual_seed(0))
-    parts = order[len(order) // 3 :].sort().values, order[: len(order) // 3].sort().values
+    count = len(order) // 3 if count is None else count
+    parts = order[count:].sort().values, order[:count].sort().values
     first, second = (_rows_of(dataset, rows) for rows in parts)
     return first, second
 
