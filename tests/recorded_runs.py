@@ -1,6 +1,7 @@
 """Runs of every algorithm whose bits were written down: a later version ends with the same ones, or says why not.
 
-`python tests/recorded_runs.py` writes them anew, for a change that is meant to change bits.
+`python tests/recorded_runs.py` writes them anew, for a change that is meant to change bits; `… --new` adds those of new
+cases alone, on the machine, or with its instructions (see `test_recorded_runs.py`), that the others were written on.
 """
 
 from __future__ import annotations
@@ -59,6 +60,12 @@ def forkmerge_cases() -> dict[str, Callable[..., Any]]:
         name: partial(fit, fm.ForkMerge(**{"interval": 4, **options}), net=noisy_net)
         for name, options in policies.items()
     }
+    presets = {"paper": fm.ForkMerge.paper, "authors' scripts": fm.ForkMerge.authors_scripts}
+    for name, preset in presets.items():
+        cases[f"preset {name}"] = partial(fit, preset(interval=4), net=noisy_net)
+        several = preset(mixtures="per_auxiliary", interval=3, prune_to=2, prune_after=2)
+        # The paper's pruning leaves two auxiliaries here, and not the target alone.
+        cases[f"preset {name}, pruned"] = partial(fit, several, net=noisy_net, seed=2)
     races = shared_problem(metrics=fm.nll), shared_problem(metrics={"accuracy": fm.accuracy, "nll": fm.nll})
     accuracy = shared_problem(metrics=fm.accuracy)
     return {
@@ -155,22 +162,31 @@ def interrupt(name: str, folder: Path) -> None:
     raise AssertionError(f"{name} ended before it was interrupted")
 
 
-def record() -> None:
-    """Write all checksums and interrupted folders."""
+def record(*, only_new: bool = False) -> None:
+    """Write all checksums and interrupted folders, or only checksums that are not there yet."""
     import tempfile
 
     torch.set_num_threads(1)
     sums: dict[str, str] = {}
+    if only_new:
+        written = json.loads(FILE.read_text("utf-8"))
+        if written["machine"] != machine():
+            raise SystemExit(f"the others were recorded with {written['machine']}, this is {machine()}")
+        sums = written["sha256"]
     with tempfile.TemporaryDirectory() as folder:
         for index, (name, case) in enumerate(all_cases().items()):
+            if name in sums:
+                continue
             run = case(Path(folder) / str(index))
             sums[name] = checksum(run)
             print(name, sums[name][:12], flush=True)
-    shutil.rmtree(FOLDERS, ignore_errors=True)
-    for name in INTERRUPTED:
-        interrupt(name, FOLDERS / name)
+    sums = {name: sums[name] for name in all_cases()}
+    if not only_new:
+        shutil.rmtree(FOLDERS, ignore_errors=True)
+        for name in INTERRUPTED:
+            interrupt(name, FOLDERS / name)
     FILE.write_text(json.dumps({"machine": machine(), "tasks": TASKS, "sha256": sums}, indent=2) + "\n")
 
 
 if __name__ == "__main__":
-    sys.exit(record())
+    sys.exit(record(only_new="--new" in sys.argv))

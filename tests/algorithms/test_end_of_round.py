@@ -53,6 +53,25 @@ class TestPruning:
         assert run.rounds[0].kept == ["alone"]
         assert run.rounds[-1].coefficients == {"alone": 1.0}
 
+    def test_the_largest_coefficients_may_be_kept_whichever_branches_they_are(self) -> None:
+        run = self.kept(((0.3, 0.6, 0.1, 0.0), (0.5, 0.5)), prune_to=2, prune_keeps="largest")
+        assert [r.kept for r in run.rounds] == [["small", "big"]] * 3
+        run = self.kept(((0.2, 0.5, 0.0, 0.3), (0.5, 0.5)), prune_to=2, prune_keeps="largest")
+        assert run.rounds[0].kept == ["big", "alone"], "the target's too, if it is large"
+        run = self.kept(((0.0, 1.0, 0.0, 0.0), (1.0,)), prune_to=3, prune_keeps="largest")
+        assert run.rounds[0].kept == ["big"], "none of coefficient 0, also where there is room"
+
+    def test_of_equal_coefficients_the_branch_listed_first_is_kept(self) -> None:
+        run = self.kept(((0.25, 0.25, 0.25, 0.25), (0.5, 0.5)), prune_to=2, prune_keeps="largest")
+        assert run.rounds[0].kept == ["small", "big"]
+
+    @pytest.mark.parametrize("options", [{"floor": True}, {"refit": True}, {"floor": True, "refit": True}])
+    def test_a_floor_and_a_refit_need_no_target_only_branch(self, options: dict[str, bool]) -> None:
+        run = self.kept(((0.3, 0.6, 0.1, 0.0), (0.5, 0.5)), prune_to=2, prune_keeps="largest", **options)
+        assert all(r.kept == ["small", "big"] for r in run.rounds)
+        if "floor" in options:
+            assert run.rounds[2].floor_score == fit(fm.SingleTask(interval=3), steps=9).score
+
     def test_it_happens_after_the_round_asked_for(self) -> None:
         run = self.kept(((0.3, 0.6, 0.1, 0.0), (0.5, 0.5)), prune_to=2, prune_after=2)
         assert [len(r.branches) for r in run.rounds] == [4, 4, 2]

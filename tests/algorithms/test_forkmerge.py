@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any, ClassVar
 
 import pytest
@@ -75,11 +76,39 @@ class TestQuadratics:
         assert run.relevance["helpful"] > 0.2
 
 
-def test_presets_are_the_paper_and_the_authors_scripts() -> None:
-    assert fm.ForkMerge.paper() == fm.ForkMerge()
-    scripts = fm.ForkMerge.authors_scripts(interval=7)
-    assert (scripts.checkpoint, scripts.select, scripts.interval) == ("best_so_far", "best", 7)
-    assert fm.ForkMerge.authors_scripts(select="last").select == "last"
+class TestPresets:
+    """Their runs' bits are recorded, too (`tests/whole/test_recorded_runs.py`)."""
+
+    PRESETS: ClassVar[list[Any]] = [fm.ForkMerge.paper, fm.ForkMerge.authors_scripts]
+
+    def test_the_paper_differs_from_the_defaults_in_what_pruning_keeps(self) -> None:
+        assert fm.ForkMerge.paper() == fm.ForkMerge(prune_keeps="largest")
+
+    def test_the_authors_scripts_differ_from_the_paper_in_these(self) -> None:
+        scripts, paper = fm.ForkMerge.authors_scripts(), fm.ForkMerge.paper()
+        changed = {item.name for item in fields(scripts) if getattr(scripts, item.name) != getattr(paper, item.name)}
+        assert changed == {"checkpoint", "select", "search"}
+        assert (scripts.checkpoint, scripts.select) == ("best_so_far", "best")
+
+    def test_the_authors_scripts_search_greedily_also_with_two_branches(self) -> None:
+        for branches in (2, 3):
+            assert fm.ForkMerge.authors_scripts().search_for(branches) == fm.Greedy((0, 0.2, 0.4, 0.6, 0.8, 1))
+        assert fm.ForkMerge.paper().search_for(2) == fm.Grid(5)
+        assert fm.ForkMerge.paper().search_for(3) == fm.Greedy((0, 0.2, 0.4, 0.6, 0.8, 1))
+
+    @pytest.mark.parametrize("preset", PRESETS)
+    def test_options_change_them(self, preset: Any) -> None:
+        changed = preset(interval=7, select="last", prune_keeps="target")
+        assert (changed.interval, changed.select, changed.prune_keeps) == (7, "last", "target")
+
+    @pytest.mark.parametrize("preset", PRESETS)
+    def test_they_give_every_option_themselves_so_that_later_defaults_change_nothing(
+        self, preset: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        given: dict[str, Any] = {}
+        monkeypatch.setattr(fm.ForkMerge, "__init__", lambda self, **options: given.update(options))
+        preset()
+        assert list(given) == [item.name for item in fields(fm.ForkMerge)]
 
 
 def test_the_scale_is_that_of_the_auxiliary_weights() -> None:

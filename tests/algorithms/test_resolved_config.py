@@ -134,8 +134,16 @@ class TestOtherOptions:
         config = json.loads((killed / "config.json").read_text())
         assert config["training"].pop("statistics") == "all"
         assert config["problem"]["validation"].pop("batch_size") > 0
-        as_earlier_version(killed, training=config["training"], problem=config["problem"])
+        assert config["algorithm"].pop("prune_keeps") == "target"
+        as_earlier_version(killed, **{key: config[key] for key in ("training", "problem", "algorithm")})
         assert fit(fm.ForkMerge(interval=4), net=frozen_seeded, folder=killed, resume=True).model is not None
+
+    def test_but_not_with_an_option_that_has_another_value_now(self, killed: Path) -> None:
+        config = json.loads((killed / "config.json").read_text())
+        del config["algorithm"]["prune_keeps"]
+        as_earlier_version(killed, algorithm=config["algorithm"])
+        with pytest.raises(fm.StoreError, match=r"algorithm\.prune_keeps was 'target' and is 'largest' now"):
+            fit(fm.ForkMerge(interval=4, prune_keeps="largest"), net=frozen_seeded, folder=killed, resume=True)
 
     def test_threads_stay_those_of_the_start_unless_asked_for(self, killed: Path, monkeypatch: Any) -> None:
         monkeypatch.setattr(torch, "get_num_threads", lambda: 4)

@@ -31,6 +31,7 @@ def test_the_default_search_follows_the_number_of_branches() -> None:
         ({"bn": "sum"}, "bn must be one of average, recompute, got 'sum'"),
         ({"optimizer_state": "drop"}, "optimizer_state must be one of keep, average, reset, got 'drop'"),
         ({"select": "first"}, "select must be one of last, best, got 'first'"),
+        ({"prune_keeps": "all"}, "prune_keeps must be one of target, largest, got 'all'"),
         ({"prune_to": 0}, "prune_to must be a positive integer, got 0"),
         ({"search_examples": -3}, "search_examples must be a positive integer, got -3"),
         ({"validate_every": True}, "validate_every must be a positive integer, got True"),

@@ -323,15 +323,16 @@ def record_of(trained: TrainedRound, merged: MergedRound, kept: Sequence[str], s
     )
 
 
-def prune(trained: TrainedRound, merge: Merge, target: str, most: int) -> list[str]:
+def prune(trained: TrainedRound, merge: Merge, target: str, most: int, keeps: str = "target") -> list[str]:
     """Return the branches of the largest coefficients, at most `most` of them and none of coefficient 0.
 
-    The target-only branch always stays, and counts.
+    Of equal coefficients the branch listed first is kept. If `keeps` is "target", the target-only branch stays whatever
+    its coefficient is, and counts.
     """
     coefficients = merge.coefficients
-    ranked = sorted(trained.mixtures, key=lambda m: (not is_target_only(m, target), -coefficients[m.name]))
-    useful = [m.name for m in ranked if is_target_only(m, target) or coefficients[m.name] > 0]
-    return useful[:most]
+    always = {m.name for m in trained.mixtures if keeps == "target" and is_target_only(m, target)}
+    ranked = sorted(trained.names, key=lambda name: (name not in always, -coefficients[name]))
+    return [name for name in ranked if name in always or coefficients[name] > 0][:most]
 
 
 def _finite(value: float | None) -> float | None:

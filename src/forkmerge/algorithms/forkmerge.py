@@ -7,12 +7,36 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from forkmerge.algorithms.fit import Algorithm
-from forkmerge.algorithms.mixtures import ALONE, Given
-from forkmerge.algorithms.settings import Settings
+from forkmerge.algorithms.mixtures import ALONE, Given, Mixed
+from forkmerge.algorithms.settings import GREEDY, Settings
 from forkmerge.engine.merging.searches import Fixed
 from forkmerge.engine.training.options import Mixture
 from forkmerge.methods import Method, method_from
 from forkmerge.problem.definition import Problem
+
+_PAPER: dict[str, Any] = {
+    "mixtures": Mixed(),
+    "interval": None,
+    "search": None,  # `GRID` for two branches, `GREEDY` for more
+    "search_examples": None,
+    "checkpoint": "last",
+    "validate_every": None,
+    "bn": "average",
+    "bn_batches": 50,
+    "optimizer_state": "keep",
+    "select": "last",
+    "prune_to": None,
+    "prune_after": 1,
+    "auxiliary_scale": 1.0,
+    "reference": None,
+    "refit": False,
+    "floor": False,
+    "keep_branches": False,
+    "method": None,
+    "confidence": None,
+    "prune_keeps": "largest",
+}
+"""Every option of `ForkMerge`, as the paper has it."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +44,7 @@ class ForkMerge(Settings, Algorithm):
     """Fork into branches, train each on its task mixture, merge what helps the target, repeat.
 
     Λ* = argmax_Λ P̂(Σ_b Λ_b θ^b_{t+Δt}), every Δt steps (Alg. 1 with two branches, Alg. 2 in general). Defaults are the
-    paper's.
+    paper's, but for `prune_keeps`.
 
     Args:
         mixtures: The branches: a constructor such as `Mixed()` or `PerAuxiliary()`, its name, or
@@ -38,7 +62,7 @@ class ForkMerge(Settings, Algorithm):
         optimizer_state: At a merge, each branch may "keep" its own, all get the "average", or "reset" it.
         select: The model returned: the "last" merge, or the "best" on validation.
         prune_to: Keep that many branches after round `prune_after`, those of largest coefficient, none of
-            coefficient 0. The target-only branch always stays and counts.
+            coefficient 0. See also `prune_keeps`.
         prune_after: See `prune_to`.
         auxiliary_scale: Factor on all auxiliary weights, for when the best λ would exceed 1.
         reference: Reference metrics of a target with several; None takes the target-only branch of round 1.
@@ -48,6 +72,8 @@ class ForkMerge(Settings, Algorithm):
         method: How the tasks inside a branch are combined: a loss-weighting or gradient method, or its name.
         confidence: Keep the target-only branch unless the merge beats it in that share of resamples of the validation
             examples, e.g. 0.9; against chance on few examples. For metrics that add up over examples.
+        prune_keeps: "target" keeps the target-only branch whatever its coefficient is, and counts it, so that a merge
+            can always fall back on it; "largest" is the paper's: the largest coefficients, whose branches they are.
 
     Example:
         >>> import forkmerge as fm
@@ -60,17 +86,21 @@ class ForkMerge(Settings, Algorithm):
 
     @classmethod
     def paper(cls, **options: Any) -> ForkMerge:
-        """The paper's behaviour, spelled out: these are the defaults."""
-        settings = {"checkpoint": "last", "bn": "average", "optimizer_state": "keep", "select": "last"}
-        return cls(**{**settings, **options})
+        """The paper's behaviour, every option spelled out: later defaults do not change it.
+
+        It differs from today's defaults in what pruning keeps: the largest coefficients, the target's or not.
+        """
+        return cls(**{**_PAPER, **options})
 
     @classmethod
     def authors_scripts(cls, **options: Any) -> ForkMerge:
         """What the authors' released scripts do where they differ from the paper (see docs/decisions.md).
 
-        A branch enters a merge with its best weights since the start of training, and the best merge is returned.
+        A branch enters a merge with its best weights since the start of training, coefficients are searched greedily
+        also for two branches, and the best merge is returned.
         """
-        return cls(**{"checkpoint": "best_so_far", "select": "best", **options})
+        scripts = {"checkpoint": "best_so_far", "search": GREEDY, "select": "best"}
+        return cls(**{**_PAPER, **scripts, **options})
 
     def settings(self, problem: Problem) -> Settings:
         """ForkMerge is its own setting."""

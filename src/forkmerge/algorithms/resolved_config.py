@@ -133,7 +133,9 @@ def stored_training(folder: str | os.PathLike[str] | None, resume: bool) -> dict
     return stored
 
 
-_FORMER = {"statistics": "all", "lr_of": None}  # what runs did that were begun before there was a choice
+# What runs did that were begun before there was a choice: of training, and of algorithms and methods by name.
+_FORMER = {"statistics": "all", "lr_of": None}
+_FORMER_OPTIONS: dict[str, dict[str, Any]] = {"ForkMerge": {"prune_keeps": "target"}}
 
 
 @contextmanager
@@ -183,7 +185,7 @@ def open_store(
             stored = {**_FORMER, **(stored or {}), "loader_workers": value["loader_workers"]}
         if key == "problem":  # older runs do not say how many examples they evaluated at a time
             stored = {**stored, "validation": {"batch_size": value["validation"]["batch_size"], **stored["validation"]}}
-        stored = _with_current_paths(stored, value)
+        stored = _with_current_paths(_with_former_options(stored) if key == "algorithm" else stored, value)
         if key != "source" and stored != value:
             store.close()
             raise StoreError(
@@ -196,6 +198,17 @@ def open_store(
     for note in notes:
         warnings.warn(note, stacklevel=depth)
     return store, notes
+
+
+def _with_former_options(stored: Any) -> Any:
+    """Return the described options of an algorithm with those that did not exist yet as they were in effect."""
+    if isinstance(stored, list):
+        return [_with_former_options(item) for item in stored]
+    if not isinstance(stored, dict):
+        return stored
+    former = _FORMER_OPTIONS.get(str(stored.get("kind", stored.get("name"))), {})
+    options = {key: _with_former_options(item) for key, item in stored.items()}
+    return options | {key: value for key, value in former.items() if key not in options}
 
 
 def _with_current_paths(stored: Any, value: Any) -> Any:

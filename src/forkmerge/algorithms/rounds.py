@@ -298,7 +298,7 @@ class Rounds:
         is_pruned = any(ended.index >= settings.prune_after and ended.coefficients for ended in run.rounds)
         if settings.prune_to is None or run.round < settings.prune_after or is_pruned or not merge.coefficients:
             return merged, names
-        return merged, prune(trained, merge, self.target, settings.prune_to)
+        return merged, prune(trained, merge, self.target, settings.prune_to, settings.prune_keeps)
 
     def _replay(self, trained: TrainedRound) -> tuple[MergedRound, list[str]] | None:
         self.binding.give_back()

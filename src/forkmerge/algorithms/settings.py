@@ -18,12 +18,15 @@ from forkmerge.errors import ProblemError, check_count
 from forkmerge.methods import Method, method_from
 from forkmerge.problem.definition import Problem
 
-_GRID, _GREEDY = Grid(), Greedy()
+GRID, GREEDY = Grid(5), Greedy((0.0, 0.2, 0.4, 0.6, 0.8, 1.0))
+"""The paper's searches for two branches and for more, whatever their own defaults become."""
+
 _CHOICES = {
     "checkpoint": ("last", "best_in_interval", "best_so_far"),
     "bn": ("average", "recompute"),
     "optimizer_state": ("keep", "average", "reset"),
     "select": ("last", "best"),
+    "prune_keeps": ("target", "largest"),
 }
 
 
@@ -50,6 +53,7 @@ class Settings:
     keep_branches: bool = False
     method: Method | str | None = None
     confidence: float | None = None
+    prune_keeps: Literal["target", "largest"] = "target"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mixtures", mixtures_from(self.mixtures))
@@ -93,7 +97,7 @@ class Settings:
         """The search used for a number of branches."""
         if isinstance(self.search, Search):
             return self.search
-        return _GRID if branches <= 2 else _GREEDY
+        return GRID if branches <= 2 else GREEDY
 
     def least_disk(self, binding: ModelBinding, problem: Problem, steps: int) -> int:
         """Return the bytes that a run's folder needs at least: of rounds with as few branches as pruning may leave."""

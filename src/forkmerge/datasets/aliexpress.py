@@ -82,7 +82,8 @@ def recipe(
         model=partial(kind, field_sizes(tables.values()), len(SCHEMA.numerical), tasks),
         optimizer=OptimizerOf("Adam", lr=1e-3, weight_decay=1e-6),
         steps=steps,
-        algorithm=ForkMerge("per_auxiliary", interval=max(1, steps // 10), prune_to=3),  # the paper gives no Δt here
+        # The paper gives no Δt here.
+        algorithm=ForkMerge.paper(mixtures="per_auxiliary", interval=max(1, steps // 10), prune_to=3),
         options={"seed": seed},
     )
 

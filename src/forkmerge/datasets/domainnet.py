@@ -77,7 +77,7 @@ def recipe(
         if is_vit
         else OptimizerOf("SGD", group_lr=lr, lr=0.01, momentum=0.9, nesterov=True, weight_decay=5e-4),
         steps=steps,
-        algorithm=ForkMerge("per_auxiliary", interval=max(1, steps // 4)),
+        algorithm=ForkMerge.paper(mixtures="per_auxiliary", interval=max(1, steps // 4)),
         options={"seed": seed, "scheduler": SchedulerOf("CosineAnnealingLR", T_max="100%")},
     )
 
