@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import random
 
 import pytest
 
-from forkmerge.analysis import shift, transfer
+from forkmerge.analysis import advice, shift, transfer
 from forkmerge.analysis.results import TransferCurve
 
 
@@ -23,6 +24,7 @@ def test_a_transfer_gain_is_the_paired_difference_with_students_interval():
 
 
 NEGATIVE, POSITIVE, NOISE = (-0.11, -0.1, -0.09), (0.09, 0.1, 0.11), (-0.5, 0.0, 0.5)
+FAIR = (0.05, 0.1, 0.12)  # above 0 with 95%, not with 97.5%
 
 
 @pytest.mark.parametrize(
@@ -31,6 +33,8 @@ NEGATIVE, POSITIVE, NOISE = (-0.11, -0.1, -0.09), (0.09, 0.1, 0.11), (-0.5, 0.0,
         ({0.25: NEGATIVE, 1.0: NEGATIVE}, "strong negative"),
         ({0.25: POSITIVE, 1.0: NEGATIVE}, "weak negative"),
         ({0.25: NOISE, 1.0: NEGATIVE}, "weak negative"),
+        ({0.25: NOISE, 1.0: FAIR}, "not enough evidence"),  # λ = 1 is one of two
+        ({0.25: NEGATIVE, 1.0: FAIR}, "weak negative"),
         ({0.25: POSITIVE, 1.0: NOISE}, "positive"),
         ({0.25: NOISE, 1.0: NOISE}, "not enough evidence"),
         ({1.0: (-0.1,)}, "not enough evidence"),
@@ -62,9 +66,38 @@ def test_a_run_that_diverged_is_as_bad_as_can_be_and_has_no_interval():
 
 
 def test_some_weight_of_many_must_pass_a_stricter_interval_than_a_single_one():
-    fair = gain(0.25, 0.05, 0.1, 0.12)  # above 0 with 95%, not with 99%
+    fair = gain(0.25, *FAIR)
     assert transfer.judge([fair]) == "positive"
     assert transfer.judge([*(gain(w, *NOISE) for w in (0.1, 0.2, 0.3, 0.4)), fair]) == "not enough evidence"
+
+
+def test_what_one_weight_shows_makes_it_easier_for_the_others():
+    """Holm: with one of two decided, the other is asked with 95%."""
+    assert transfer.shown_effects([gain(0.25, *NEGATIVE), gain(1.0, *FAIR)]) == {0.25: -1, 1.0: 1}
+    assert transfer.shown_effects([gain(0.25, *NOISE), gain(1.0, *FAIR)]) == {0.25: 0, 1.0: 0}
+
+
+@pytest.mark.parametrize("seeds", [3, 6])
+@pytest.mark.parametrize("shared", [0.0, 0.9])
+def test_an_auxiliary_that_does_nothing_gets_a_verdict_or_advice_in_at_most_5_percent_of_cases(seeds, shared):
+    """Scores of the target alone and at five λ have the same mean; those at all λ of a seed share some noise."""
+    draw = random.Random(seeds).gauss
+    cases, verdicts, advised = 1500, 0, 0
+    for _ in range(cases):
+        baseline = {seed: draw(0, 1) for seed in range(seeds)}
+        common = {seed: draw(0, 1) for seed in range(seeds)}
+        scores = {
+            weight: {
+                seed: math.sqrt(shared) * noise + math.sqrt(1 - shared) * draw(0, 1) for seed, noise in common.items()
+            }
+            for weight in transfer.WEIGHTS
+        }
+        curve = transfer.transfer_curve(scores, baseline, target="t", auxiliary="a")
+        verdicts += curve.verdict != "not enough evidence"
+        advised += advice.advise(curve, None)[0] != "undecided"
+    bound = 0.05 + 3 * math.sqrt(0.05 * 0.95 / cases)  # three standard errors of the simulation
+    assert verdicts / cases <= bound
+    assert advised / cases <= bound
 
 
 def test_several_metrics_are_scored_against_single_task_means():

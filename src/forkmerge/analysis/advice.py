@@ -22,6 +22,7 @@ from forkmerge.algorithms.fit import build_model
 from forkmerge.algorithms.mixtures import ALONE
 from forkmerge.analysis.heldout import heldout_loss, reads_heldout
 from forkmerge.analysis.results import Advised, TransferCurve
+from forkmerge.analysis.transfer import shown_effects
 from forkmerge.engine.executors.parallel_calls import using_threads
 from forkmerge.engine.storage.records import Record
 from forkmerge.engine.training.branch import train_branch
@@ -229,15 +230,16 @@ def advise(curve: TransferCurve | None, estimate: Affinity | None, *, is_whole: 
 def _shown(curve: TransferCurve) -> tuple[Advised, str] | None:
     """What whole runs show; the largest λ, the plain sum of losses, counts first. None where they leave a doubt."""
     best, plain = curve.best, curve.points[-1]
+    effect = shown_effects(curve.points, curve.confidence)[plain.weight]
     diverged, at = plain.mean == -math.inf, f"λ = {plain.weight:g}"
     if curve.verdict == "strong negative":
         return "drop", "it hurts at every λ that was tried"
-    if diverged or (plain.high is not None and plain.high < 0):
+    if diverged or effect < 0:
         harm = f"training with it diverged at {at}" if diverged else f"it hurts at {at}"
         if best.mean > 0:
             return "down-weight", f"{harm}, and the mean gain at λ = {best.weight:g} is positive"
         return "drop", f"{harm}, and no λ that was tried has a positive mean gain"
-    if plain.low is not None and plain.low > 0:
+    if effect > 0:
         return "use", f"it helps at {at}"
     if curve.verdict == "positive" and plain.mean > 0:
         return "use", f"it helps at a smaller λ than {plain.weight:g}, and leans towards helping at {at}"

@@ -83,33 +83,54 @@ def judge(points: Sequence[Gain], confidence: float = CONFIDENCE) -> Verdict:
     """Return which kind of transfer the gains show.
 
     - strong negative: the whole interval is below 0 at *every* λ (max over λ > 0 of TG < 0), and several were tried;
-    - weak negative: at *some* λ, but not at every one;
-    - positive: at no λ, and above 0 at some;
+    - weak negative: it is shown at *some* λ, but not at every one;
+    - positive: at no λ, and a gain is shown at some;
     - otherwise there is not enough evidence.
 
-    "At every λ" needs no correction. "At some λ" is asked of several intervals at once, so there each has the
-    confidence 1 − (1 − c)/n (Bonferroni); but λ = 1, the weight people take without thinking, is asked by itself.
+    An auxiliary that does nothing gets one of the first three with probability 1 − c at most, whatever λ were tried:
+    what is shown at some λ is corrected for all of them (`shown_effects`), and "at every λ" is the last line of Simes'
+    test, whose first is Holm's first. That test needs positive dependence, as gains over one baseline have.
 
     References:
-        ForkMerge, Definitions 3.2 and 3.3.
+        ForkMerge, Definitions 3.2 and 3.3. Simes, Biometrika 73, 1986.
     """
     if len(points) > 1 and all(point.high is not None and point.high < 0 for point in points):
         return "strong negative"
-    strict = 1 - (1 - confidence) / len(points)
-    intervals = [_interval(point, confidence if point.weight == 1 else strict) for point in points]
-    if any(high < 0 for _, high in intervals):
+    effects = shown_effects(points, confidence).values()
+    if -1 in effects:
         return "weak negative"
-    if any(low > 0 for low, _ in intervals):
-        return "positive"
-    return "not enough evidence"
+    return "positive" if 1 in effects else "not enough evidence"
 
 
-def _interval(gain: Gain, confidence: float) -> tuple[float, float]:
+def shown_effects(points: Sequence[Gain], confidence: float = CONFIDENCE) -> dict[float, int]:
+    """Return the sign of the gain at every λ: ±1 where it is shown, 0 elsewhere; all signs hold together.
+
+    Holm's correction: while n of the λ are not decided yet, an interval of confidence 1 − (1 − c)/n decides. λ = 1, the
+    weight people take without thinking, is one of them.
+
+    References:
+        Holm, Scandinavian Journal of Statistics 6, 1979.
+    """
+    effects = {point.weight: 0 for point in points}
+    undecided = list(points)
+    while undecided:
+        level = 1 - (1 - confidence) / len(undecided)
+        signs = {point.weight: _sign(point, level) for point in undecided}
+        effects.update(signs)
+        left = [point for point in undecided if not signs[point.weight]]
+        if len(left) == len(undecided):
+            break
+        undecided = left
+    return effects
+
+
+def _sign(gain: Gain, confidence: float) -> int:
+    """Return the side of 0 that the interval of a gain lies on; 0 where it holds 0, or there is none."""
     values = dict(enumerate(gain.gains))
     paired = compare_paired(values, dict.fromkeys(values, 0.0), confidence)
     if paired is None or paired.low is None or paired.high is None:
-        return -math.inf, math.inf
-    return paired.low, paired.high
+        return 0
+    return (paired.low > 0) - (paired.high < 0)
 
 
 def scores_of(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import fmean, stdev
 
 from forkmerge.errors import ProblemError, unknown_name
@@ -120,6 +121,7 @@ def compare_paired(
     )
 
 
+@lru_cache(maxsize=256)
 def t_quantile(probability: float, freedom: int) -> float:
     """Return the point below which Student's t with `freedom` degrees of freedom lies with the given probability.
 

@@ -40,6 +40,8 @@ def _explained(diagnosis: Diagnosis) -> tuple[str, ...]:
         f"{100 * min(confidence, default=0.95):g}% intervals.",
         "Intervals are over seeds, and there is none where seeds show no spread. All runs share one validation set, "
         "whose own sampling error no interval holds.",
+        "transfer holds for all λ together (Holm): an auxiliary that does nothing gets a verdict in at most "
+        f"{100 * (1 - min(confidence, default=0.95)):.3g}% of cases.",
         "The best λ is chosen by its mean gain, and the interval beside it is not corrected for that choice.",
         "cosine: mean cosine of its gradients with the target's, halfway through the target's own training.",
         "CSD change: how much less confident the target's predictions are at λ = 1 than without it.",
