@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from forkmerge.engine.merging.state_dicts import merge_states
     from forkmerge.engine.training.optimizers import OptimizerOf, SchedulerOf
     from forkmerge.engine.training.options import Mixture, Training
-    from forkmerge.errors import ConfigError, ForkMergeError, ProblemError, RunFailed, StoreError
+    from forkmerge.errors import ConfigError, ForkMergeError, ProblemError, ResourceError, RunFailed, StoreError
     from forkmerge.experiments.recipe import Recipe, load_recipe
     from forkmerge.problem.auc import auc
     from forkmerge.problem.definition import Context, Evaluation, Problem, Stream
@@ -45,7 +45,7 @@ _PUBLIC = {
     "engine.merging.state_dicts": ("merge_states",),
     "engine.training.optimizers": ("OptimizerOf", "SchedulerOf"),
     "engine.training.options": ("Mixture", "Training"),
-    "errors": ("ConfigError", "ForkMergeError", "ProblemError", "RunFailed", "StoreError"),
+    "errors": ("ConfigError", "ForkMergeError", "ProblemError", "ResourceError", "RunFailed", "StoreError"),
     "experiments.recipe": ("Recipe", "load_recipe"),
     "problem.auc": ("auc",),
     "problem.definition": ("Context", "Evaluation", "Problem", "Stream"),
@@ -81,6 +81,7 @@ __all__ = [
     "Problem",
     "ProblemError",
     "Recipe",
+    "ResourceError",
     "Run",
     "RunFailed",
     "SchedulerOf",

@@ -42,6 +42,10 @@ class StoreError(ForkMergeError):
     """A run folder cannot be created, read or continued."""
 
 
+class ResourceError(ForkMergeError):
+    """The machine has no memory, open files or processes left for a run; what is in its folder is whole."""
+
+
 class WorkerError(RuntimeError):
     """Something failed in a worker; the message is the traceback from there."""
 

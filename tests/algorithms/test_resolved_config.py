@@ -8,6 +8,7 @@ import os
 import shutil
 import stat
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import forkmerge as fm
 from _asserts import assert_same_bits
 from disk_faults import Faults
 from forkmerge.algorithms.resolved_config import open_run, resume_with
+from forkmerge.engine.executors import shared_memory, worker_team
 from forkmerge.engine.storage.run_folder import status
 from paths import TESTS
 from problems import (
@@ -171,6 +173,24 @@ def test_a_full_disk_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.Monke
         with pytest.raises(fm.StoreError, match=message):
             fit(fm.SingleTask(), folder=folder)
     assert_same_bits(fit(fm.SingleTask(), folder=folder, resume=True).model, whole.model)
+
+
+def test_a_machine_without_a_free_file_ends_the_run_and_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, folder, received = fit(workers=2), tmp_path / "run", count(1)
+
+    def receive(connection: Any) -> Any:
+        if next(received) == 9:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return shared_memory.receive(connection)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(worker_team, "receive", receive)
+        message = rf"too many open files. Raise .* ulimit -n, .* whole: .*folder='{folder}', resume=True\)\."
+        with pytest.raises(fm.ResourceError, match=message):
+            fit(workers=2, folder=folder)
+    assert_same_bits(fit(workers=2, folder=folder, resume=True).model, whole.model)
 
 
 def test_a_run_from_a_recipe_says_the_command() -> None:

@@ -178,3 +178,12 @@ def test_the_demo_is_given_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
     invoke("demo", "--seeds", "2", "--workers", "1", "--out", "d", "--json", code=3)
     typed = "demo --seeds 2 --workers 1 --out d --json"
     assert passed == {"seeds": 2, "workers": 1, "out": Path("d"), "as_json": True, "typed": typed}
+
+
+def test_a_machine_that_has_run_out_of_something_has_an_exit_code_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    def short(*arguments: Any, **options: Any) -> None:
+        raise fm.ResourceError("no worker process can be started: cannot allocate memory.")
+
+    monkeypatch.setattr("forkmerge.cli.run.start_run", short)
+    result = invoke("run", "my_problem:recipe", code=75)
+    assert "error: no worker process can be started" in result.stderr

@@ -127,9 +127,10 @@ class Algorithm(ABC):
     ) -> Run:
         facts = environment(job.threads, device_of(job.model))
         with open_branches(job, executor) as execution:  # before the folder: it finds out what cannot be trained
+            settings, binding = self.settings(job.problem), execution.binding
+            settings.check_descriptors(binding, job.problem, execution.workers)
             if folder is not None and is_unused(Path(folder)):
-                steps, binding = config["training"]["steps"], execution.binding
-                check_space(Path(folder), self.settings(job.problem).least_disk(binding, job.problem, steps))
+                check_space(Path(folder), settings.least_disk(binding, job.problem, config["training"]["steps"]))
             store, notes = open_store(folder, resume, config, facts, depth=4)
             with store:
                 result = store.result()

@@ -21,7 +21,7 @@ from forkmerge.engine.storage.records import Record
 from forkmerge.engine.storage.run_folder import NoStore, RunFolder
 from forkmerge.engine.storage.user_folders import is_signed, sign
 from forkmerge.engine.training.options import Training
-from forkmerge.errors import StoreError, command
+from forkmerge.errors import ResourceError, StoreError, command
 from forkmerge.moved_paths import current_paths
 from forkmerge.problem.definition import Problem
 
@@ -140,14 +140,14 @@ _FORMER_OPTIONS: dict[str, dict[str, Any]] = {"ForkMerge": {"prune_keeps": "targ
 
 @contextmanager
 def advised(folder: str | os.PathLike[str] | None, source: Mapping[str, Any]) -> Iterator[None]:
-    """Say how to go on where a disk has become full inside."""
+    """Say how to go on where a disk has become full inside, or the machine has run out of something else."""
     try:
         yield
-    except StoreError as error:
-        if folder is None or not is_full(error):
+    except (StoreError, ResourceError) as error:
+        if folder is None or not (isinstance(error, ResourceError) or is_full(error)):
             raise
-        advice = f"What was written is whole: free some space, then {resume_with(folder, source)}."
-        raise StoreError(f"{error} {advice}") from error
+        before = "" if isinstance(error, ResourceError) else "free some space, then "
+        raise type(error)(f"{error} What was written is whole: {before}{resume_with(folder, source)}.") from error
 
 
 def resume_with(folder: str | os.PathLike[str], source: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from forkmerge.algorithms.mixtures import Mixed, Mixtures, check_mixtures, mixtures_from, scale_auxiliaries
+from forkmerge.engine.executors.resources import check_descriptors
 from forkmerge.engine.merging.searches import Greedy, Grid, Search, search_from
 from forkmerge.engine.storage.run_folder import CHECKPOINTS_KEPT
 from forkmerge.engine.training.model_binding import ModelBinding
@@ -101,12 +102,21 @@ class Settings:
 
     def least_disk(self, binding: ModelBinding, problem: Problem, steps: int) -> int:
         """Return the bytes that a run's folder needs at least: of rounds with as few branches as pruning may leave."""
-        probes = dict.fromkeys((probe.name for probe in self.probes(problem)), 0.0)
-        branches, rounds = len(self.branches(problem, probes)), -(-steps // self.interval_of(steps))
+        branches, rounds = self._most_branches(problem), -(-steps // self.interval_of(steps))
         weights = sum(parameter.nbytes for parameter in binding.layout.parameters)
         sizes = StateSizes(weights, int(weights * state_share(binding.optimizer)), buffers=0, fixed=0)
         kept = rounds * min(branches, self.prune_to or branches)
         return disk_of_run(self, sizes, branches, kept, inside=False)["total"]
+
+    def check_descriptors(self, binding: ModelBinding, problem: Problem, workers: int) -> None:
+        """Refuse a run whose branches need more open files than a process may have."""
+        rows = len(binding.layout.sizes) * (1 + math.ceil(state_share(binding.optimizer)))
+        held = max(self._most_branches(problem) + self.floor, len(self.probes(problem)))
+        check_descriptors(rows, held, workers)
+
+    def _most_branches(self, problem: Problem) -> int:
+        probes = dict.fromkeys((probe.name for probe in self.probes(problem)), 0.0)
+        return len(self.branches(problem, probes))
 
     def interval_of(self, steps: int) -> int:
         """Δt for a run of `steps` steps."""

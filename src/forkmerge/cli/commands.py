@@ -12,9 +12,10 @@ from typer.core import TyperGroup
 
 from forkmerge._version import __version__
 from forkmerge.cli.terminal import say, stderr
-from forkmerge.errors import ForkMergeError, WorkerError, command, shows_all_frames, user_traceback
+from forkmerge.errors import ForkMergeError, ResourceError, WorkerError, command, shows_all_frames, user_traceback
 
 _WORDS = "forkmerge.words"  # what was typed, in the context that all commands share
+_TRY_AGAIN = 75  # EX_TEMPFAIL of sysexits.h: nothing is wrong with what was asked for, but the machine has run out
 
 
 class _Commands(TyperGroup):
@@ -32,7 +33,7 @@ class _Commands(TyperGroup):
             return super().invoke(ctx)
         except ForkMergeError as error:
             say(stderr(), f"error: {error}", style="red")
-            raise typer.Exit(2) from None
+            raise typer.Exit(_TRY_AGAIN if isinstance(error, ResourceError) else 2) from None
         except Exception as error:
             own = (
                 None if shows_all_frames() else str(error) if isinstance(error, WorkerError) else user_traceback(error)

@@ -88,7 +88,8 @@ class ProcessExecutor(Executor):
     """
 
     def __init__(self, workers: int) -> None:
-        self.workers, self.team, self.rows = workers, Team(workers), SharedRows(workers)
+        self.team, self.rows = Team(workers), SharedRows(workers)
+        self.workers = len(self.team.workers)  # fewer where not all could be started
         # Weak: a call that nobody waits for any more never begins. Dicts keep their order.
         self._waiting: WeakValueDictionary[int, _ProcessHandle] = WeakValueDictionary()
 

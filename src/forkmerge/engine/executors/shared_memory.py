@@ -5,6 +5,7 @@ It has no name: only open files hold it, so whatever dies, even all processes at
 
 from __future__ import annotations
 
+import errno
 import io
 import mmap
 import os
@@ -18,6 +19,8 @@ from weakref import finalize
 
 import torch
 from torch import Tensor
+
+from forkmerge.engine.executors.resources import is_shortage, shortage
 
 _ALIGNMENT = 64  # bytes: a cache line, and the widest vector load of the CPUs in use
 _SMALL = 1 << 16  # bytes; smaller tensors travel inside the message
@@ -42,12 +45,17 @@ class Memory(mmap.mmap):
     start: int
 
     def __new__(cls, size: int, file: int | None = None, key: str = "", *, private: bool = False) -> Memory:
-        """Map the bytes."""
-        file = _nameless_file(size) if file is None else file
+        """Map the bytes, or raise a `ResourceError`."""
         try:
-            self = super().__new__(cls, file, size, access=mmap.ACCESS_COPY if private else mmap.ACCESS_WRITE)
-        except BaseException:
-            os.close(file)
+            file = _nameless_file(size) if file is None else file
+            try:
+                self = super().__new__(cls, file, size, access=mmap.ACCESS_COPY if private else mmap.ACCESS_WRITE)
+            except BaseException:
+                os.close(file)
+                raise
+        except (OSError, MemoryError) as error:
+            if is_shortage(error):
+                raise shortage(f"{size} bytes cannot be shared with workers", error) from error
             raise
         finalize(self, os.close, file)
         self.file, self.key = file, key or secrets.token_hex(8)
@@ -68,7 +76,11 @@ def _nameless_file(size: int) -> int:
         name = f"/fm-{secrets.token_hex(8)}"
         file = _posixshmem.shm_open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR, mode=0o600)
         _posixshmem.shm_unlink(name)
-    os.ftruncate(file, size)
+    try:
+        os.ftruncate(file, size)
+    except BaseException:
+        os.close(file)
+        raise
     return file
 
 
@@ -81,18 +93,38 @@ def send(connection: Connection[Any, Any], value: Any, memories: Sequence[Memory
 
 
 def receive(connection: Connection[Any, Any], *, private: bool = False) -> tuple[Any, list[Memory]]:
-    """Return what the other end sent; EOFError or OSError if it has died."""
+    """Return what the other end sent.
+
+    Raises:
+        EOFError: It has died; so does OSError say.
+        ResourceError: There is no memory, or no open file left, for what came.
+    """
     data = connection.recv_bytes()
     value, described = pickle.loads(data)  # noqa: TID251 - from our own process, never from a file
     memories: list[Memory] = []
     with _socket_of(connection) as channel:
         for start in range(0, len(described), _FILES):
             part = described[start : start + _FILES]
-            _, files, _, _ = socket.recv_fds(channel, 1, len(part))
+            sent, files, _, _ = socket.recv_fds(channel, 1, len(part))
             if len(files) != len(part):
-                raise EOFError
-            memories += [Memory(size, f, key, private=private) for (key, size), f in zip(part, files, strict=True)]
+                for file in files:
+                    os.close(file)
+                # The kernel leaves out what this process may not open.
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE)) if sent else EOFError
+            memories += _mapped(part, files, private)
     return value, memories
+
+
+def _mapped(described: Sequence[tuple[str, int]], files: Sequence[int], private: bool) -> list[Memory]:
+    memories: list[Memory] = []
+    try:
+        for (key, size), file in zip(described, files, strict=True):
+            memories.append(Memory(size, file, key, private=private))
+    except BaseException:
+        for file in files[len(memories) + 1 :]:  # each memory owns its own, also one that could not be mapped
+            os.close(file)
+        raise
+    return memories
 
 
 def _socket_of(connection: Connection[Any, Any]) -> socket.socket:

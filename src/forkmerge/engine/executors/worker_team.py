@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,8 +23,9 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from forkmerge.engine.executors.executor import Tell, WorkerError
+from forkmerge.engine.executors.resources import is_shortage, shortage
 from forkmerge.engine.executors.shared_memory import Memory, Parcel, receive, send
-from forkmerge.errors import ProblemError, shows_all_frames, user_traceback
+from forkmerge.errors import ProblemError, ResourceError, shows_all_frames, user_traceback
 
 Handler = Callable[[Any, list[Memory], Tell], tuple[Any, list[Memory]]]
 """`handler(job, memory, tell) -> (answer, memory)`: does a job in a worker process."""
@@ -65,9 +67,15 @@ class Worker:
         self.connection, other = context.Pipe()
         # Not a daemon: those may not have children, and a training run may read its data in processes of its own.
         self.process: BaseProcess = context.Process(target=_serve, args=(other,), name=f"worker {index}")
-        self.process.start()
-        other.close()
+        try:
+            self.process.start()
+        except BaseException:
+            self.connection.close()
+            raise
+        finally:
+            other.close()
         self.index, self.job, self.knows = index, None, set[str]()
+        self.reason: str | None = None  # why it ends, where it has said so
         self.is_up = self.is_ready = False
         self.since = time.monotonic()
 
@@ -78,14 +86,20 @@ class Worker:
 
     def prepare(self, parcel: Parcel) -> None:
         """Send it the function `(index) -> Handler`, which the process calls once."""
-        with suppress(*_BROKEN):  # it has died: its exit code will say so
-            send(self.connection, (self.index, parcel.places), [parcel.memory])
+        self._send((self.index, parcel.places), [parcel.memory])
 
     def begin(self, job: Any, message: Any, memories: Sequence[Memory] = ()) -> None:
         """Hand over a job: the message goes to the process, the job comes back with its events."""
         self.job = job
-        with suppress(*_BROKEN):  # it has died: its exit code will say so
+        self._send(message, memories)
+
+    def _send(self, message: Any, memories: Sequence[Memory]) -> None:
+        try:
             send(self.connection, message, memories)
+        except (OSError, MemoryError) as error:
+            if is_shortage(error):  # which would leave it waiting for the rest
+                raise shortage("a worker process cannot be told what to do", error) from error
+            # Otherwise it has died: its exit code will say so.
 
     def end(self) -> None:
         """End the process, whatever it does."""
@@ -113,7 +127,7 @@ class Team:
         self.workers: list[Worker] = []
         try:
             for index in range(count):
-                self.workers.append(Worker(index))
+                self._add(index)
         except BaseException:
             self.close()
             raise
@@ -163,15 +177,23 @@ class Team:
 
     def _listen(self, worker: Worker) -> list[Event]:
         try:
-            return self._note(worker, *receive(worker.connection))
-        except _BROKEN:
+            message, memories = receive(worker.connection)
+        except Exception as error:
+            if is_shortage(error):  # here: another worker's answer would fare no better
+                raise shortage("a worker's answer cannot be received", error) from error
             worker.process.join(_GLANCE)
-            return []  # its exit code comes next
+            if worker.process.exitcode is not None:
+                return []  # its exit code comes next
+            worker.reason = f"an answer that cannot be read ({error or type(error).__name__})"
+            return self._replace_dead(worker)  # it lives, and nobody will ever know what it has said
+        return self._note(worker, message, memories)
 
     def _note(self, worker: Worker, message: tuple[str, Any], memories: list[Memory]) -> list[Event]:
         kind, value = message
         if kind == "up":
             worker.is_up = True
+        elif kind == "lost":
+            worker.reason = value
         elif kind == "ready":
             worker.is_ready, self._starts[worker.index] = True, 0
             if self._is_interrupted:
@@ -186,25 +208,48 @@ class Team:
         return []
 
     def _replace_dead(self, worker: Worker) -> list[Event]:
-        """Put a new process in the place of one that has died."""
+        """Put a new process in the place of one that has died, or of one that nobody understands."""
         if not worker.is_ready:
             with suppress(*_BROKEN):
                 while True:
                     self._note(worker, *receive(worker.connection))  # what it said last, if anything, is the error
             self._starts[worker.index] += 1
-            if self._starts[worker.index] == _STARTS:
-                raise ProblemError(_cannot_start(f"it ended with {_exit(worker.process)}"))
-        event = Event(worker, "died", worker.job, _exit(worker.process))
-        self._replace(worker)
-        if not worker.is_ready:  # both starts together have as long as one
-            self.workers[worker.index].since = worker.since
-        return [event] if worker.job is not None else []
-
-    def _replace(self, worker: Worker) -> None:
+        reason = worker.reason or _exit(worker.process)
+        is_given_up = self._starts[worker.index] == _STARTS
+        if is_given_up and not any(other.is_ready for other in self.workers):
+            if worker.reason is not None:
+                raise ResourceError(f"a worker process could not start: {reason}.")
+            raise ProblemError(_cannot_start(f"it ended with {reason}"))
         worker.end()
-        self.workers[worker.index] = Worker(worker.index)
-        assert self._parcel is not None  # nobody listens before the start
-        self.workers[worker.index].prepare(self._parcel)
+        self.workers.remove(worker)
+        if is_given_up:
+            self._go_on_with_fewer(reason)
+        else:
+            self._add(worker.index, since=None if worker.is_ready else worker.since)
+        return [Event(worker, "died", worker.job, reason)] if worker.job is not None else []
+
+    def _add(self, index: int, since: float | None = None) -> None:
+        """Start a process, or go on without it where others have been started."""
+        try:
+            worker = Worker(index)
+        except (OSError, MemoryError) as error:
+            if not self.workers:
+                raise shortage("no worker process can be started", error) from error
+            self._go_on_with_fewer(str(shortage("it cannot be started", error)).rstrip("."))
+            return
+        worker.since = since or worker.since  # both starts together have as long as one
+        self.workers.append(worker)
+        self.workers.sort(key=lambda each: each.index)
+        if self._parcel is not None:
+            worker.prepare(self._parcel)
+
+    def _go_on_with_fewer(self, reason: str) -> None:
+        count = len(self.workers)
+        warnings.warn(
+            f"a worker process is missing: {reason}. Going on with {count} worker{'s' * (count > 1)}; the bits are "
+            "the same.",
+            stacklevel=2,
+        )
 
 
 def _parcel_of(make: Callable[[int], Handler]) -> Parcel:
@@ -239,26 +284,44 @@ def _serve(connection: Connection[Any, Any]) -> None:
     send(connection, ("up", None))
     try:
         (index, places), memories = receive(connection, private=True)
-    except _BROKEN:
-        return  # the run ended before it began
+    except (*_BROKEN, MemoryError, ResourceError) as error:
+        if is_shortage(error):
+            _say_lost(connection, error)
+        return  # or the run ended before it began
     try:
         handler: Handler = Parcel.open(places, memories[0])(index)
-    except Exception:
-        send(connection, ("failed", traceback.format_exc()))
+    except Exception as error:
+        _fail(connection, error)
         return
     send(connection, ("ready", None))
     while True:
         try:
             job, memories = receive(connection)
-        except _BROKEN:
+        except (*_BROKEN, MemoryError, ResourceError) as error:
+            if is_shortage(error):
+                _say_lost(connection, error)
             return
         try:
             answer, made = handler(job, memories, lambda value: send(connection, ("news", value)))
             send(connection, ("done", answer), made)
         except Exception as error:
-            # As text: not every exception survives the way back.
-            own = None if shows_all_frames() else user_traceback(error)
-            send(connection, ("failed", own or traceback.format_exc()))
+            if not _fail(connection, error):
+                return
+
+
+def _fail(connection: Connection[Any, Any], error: Exception) -> bool:
+    """Send an error, as text: not every exception survives the way back; False if the process had better end."""
+    own = user_traceback(error)
+    if isinstance(error, ResourceError) or (own is None and is_shortage(error)):
+        _say_lost(connection, error)
+        return False
+    send(connection, ("failed", own if own and not shows_all_frames() else traceback.format_exc()))
+    return True
+
+
+def _say_lost(connection: Connection[Any, Any], error: BaseException) -> None:
+    with suppress(OSError):
+        send(connection, ("lost", str(shortage("it has too little of something", error)).rstrip(".")))
 
 
 def _end_with_parent() -> None:
