@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -154,6 +155,18 @@ class TestWords:
             "error 0.25 → 0.2 (−0.05 [−0.07, −0.03]); 95 % over 100 test examples",
             "one seed, at 3.5 times the steps of single-task training, its own included",
         ]
+
+
+@pytest.mark.parametrize(
+    ("options", "is_selected"), [({}, False), ({"select": "best"}, True), ({"checkpoint": "best_so_far"}, True)]
+)
+def test_where_validation_chose_the_weights_the_verdict_says_that_it_chose_none_of_the_other(
+    options: dict[str, Any], is_selected: bool
+) -> None:
+    problem = with_test(fm.accuracy)
+    verdict = give_verdict(fit(replace(FLOOR, **options), problem), problem)
+    assert verdict is not None
+    assert any("stopping early may be part" in line for line in verdict.lines) is is_selected
 
 
 def test_the_reference_of_a_diverged_floor_is_none() -> None:

@@ -46,6 +46,8 @@ ABOUT = {word: about for word, (_, about) in _RUNS.items()} | {
 }
 _BRANCHES: dict[str, Callable[[], Mixtures]] = {"forkmerge": Mixed, "forkmerge-aux": PerAuxiliary}
 _COUNTED = re.compile(r"(stl-best|posttrain-best|stl-average):([1-9]\d*)")
+SELECTING = ("checkpoint", "interval", "select", "validate_every")
+"""Options that say which weights of a training are used, by their validation."""
 _WITH_METHOD = ("forkmerge", "forkmerge-aux", "forkmerge-uniform", "forkmerge-aux-uniform", "posttrain", "grid")
 
 
@@ -199,19 +201,27 @@ def _word(name: str) -> str:
     return name if name.startswith("torchjd:") else name.lower()
 
 
-def equal_compute_words(chosen: Sequence[ComparedMethod], branches: Mapping[str, int]) -> list[str]:
-    """Return what the compute of the chosen forms of ForkMerge would have bought otherwise.
+def equal_compute_words(
+    chosen: Sequence[ComparedMethod], branches: Mapping[str, int], selections: Mapping[str, str]
+) -> list[str]:
+    """Return what the compute of the chosen forms of ForkMerge would have bought otherwise, with models selected alike.
 
     Args:
         chosen: The methods asked for.
         branches: B by word.
+        selections: The options, as text, of single-task training whose model is selected as a method's, by word.
     """
-    words = [f"{member.base}-uniform" for member in chosen if member.base in _BRANCHES and member.method is None] or [
-        "forkmerge-uniform"
-    ]
-    for count in sorted({branches[m.word] for m in chosen if m.base in _BRANCHES} or {2}):
-        words += [f"stl-best:{count}", f"posttrain-best:{count}", f"stl-average:{count}"]
+    forked = [member for member in chosen if member.base in _BRANCHES]
+    words = [f"{m.base}-uniform{show_options(_of_rounds(m))}" for m in forked if m.method is None]
+    words = words or ["forkmerge-uniform"]
+    for count, selection in sorted({(branches[m.word], selections[m.word]) for m in forked} or {(2, "")}):
+        words += [f"{word}:{count}{selection}" for word in ("stl-best", "posttrain-best", "stl-average")]
     return words
+
+
+def _of_rounds(method: ComparedMethod) -> dict[str, Any]:
+    """Return the options that say when a method merges, and which weights it takes."""
+    return {key: value for key, value in method.options if key in SELECTING}
 
 
 def takes(method: ComparedMethod, recipe: Recipe, key: str) -> bool:

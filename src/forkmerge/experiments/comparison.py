@@ -39,6 +39,7 @@ from forkmerge.experiments.events import Watch, unwatched
 from forkmerge.experiments.pretraining import pretrained
 from forkmerge.experiments.recipe import Recipe, load_recipe, read_settings, source_for
 from forkmerge.experiments.run_results import PLAN, RunResult, read_plan, read_run_result, write_plan
+from forkmerge.experiments.single_task_reference import References, reference_word, with_references
 from forkmerge.problem.definition import Problem
 
 _FIXED = ("settings", "tune", "tune_seeds", "equal_labels")
@@ -57,6 +58,7 @@ class Comparison:
             option of an algorithm or method.
         tune_seeds: How many of the seeds the choice is made with.
         equal_labels: Whether all methods finally train on training ∪ validation data.
+        references: The single-task training that a method is compared with, where it is not the baseline.
     """
 
     recipe: Recipe
@@ -66,6 +68,7 @@ class Comparison:
     tune: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     tune_seeds: int = 1
     equal_labels: bool = False
+    references: References = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain data."""
@@ -73,13 +76,17 @@ class Comparison:
             "settings": self.recipe.source["settings"],
             "code": self.recipe.source.get("code"),
             "pretrained": self.recipe.source.get("pretrained"),
-            "methods": [{"word": method.word, "label": method.label} for method in self.methods],
+            "methods": [self._entry(method) for method in self.methods],
             "targets": list(self.targets),
             "seeds": list(self.seeds),
             "tune": {key: list(values) for key, values in self.tune.items()},
             "tune_seeds": self.tune_seeds,
             "equal_labels": self.equal_labels,
         }
+
+    def _entry(self, method: ComparedMethod) -> dict[str, Any]:
+        own = self.references.get(method.word)
+        return {"word": method.word, "label": method.label, **({"references": dict(own)} if own else {})}
 
 
 def plan_comparison(reference: str | Path, *, settings: Mapping[str, Any] | None = None, **options: Any) -> Comparison:
@@ -97,12 +104,16 @@ def plan_comparison(reference: str | Path, *, settings: Mapping[str, Any] | None
         raise ConfigError(f"the problem has one task only, {recipe.problem.target!r}: there is nothing to compare.")
     methods = [COMPARED_METHODS[BASELINE], *compared_methods_from(",".join(chosen.methods))]
     if chosen.equal_compute:
-        branches = {m.word: branch_count(m.algorithm(recipe, refit=False), recipe.problem) for m in methods}
-        methods += [compared_method_from(word) for word in equal_compute_words(methods, branches)]
+        made = {method.word: method.algorithm(recipe, refit=False) for method in methods}
+        branches = {word: branch_count(algorithm, recipe.problem) for word, algorithm in made.items()}
+        selections = {w: reference_word(recipe, algorithm).removeprefix(BASELINE) for w, algorithm in made.items()}
+        methods += [compared_method_from(word) for word in equal_compute_words(methods, branches, selections)]
     unique = tuple({method.word: method for method in methods}.values())
     names = _targets(recipe.problem, chosen.targets)
     _check_methods(recipe, unique, names, chosen)
-    return Comparison(recipe, unique, names, chosen.seeds, chosen.tune, chosen.tune_seeds, chosen.equal_labels)
+    plan = Comparison(recipe, unique, names, chosen.seeds, chosen.tune, chosen.tune_seeds, chosen.equal_labels)
+    everything, references = with_references(recipe, unique, lambda method: settings_of(plan, method))
+    return replace(plan, methods=everything, references=references)
 
 
 def _check_methods(
@@ -176,8 +187,9 @@ def _note_plan(comparison: Comparison, folder: Path, watch: Watch) -> None:
             watch({"event": "warning", "text": f"the code of the recipe has changed since {folder} was started"})
         if old.get("pretrained") != new["pretrained"]:
             watch({"event": "warning", "text": f"the pre-trained weights are others than when {folder} was started"})
-        words = {method["word"] for method in old["methods"]}
-        new["methods"] = [*old["methods"], *(method for method in new["methods"] if method["word"] not in words)]
+        # Entries of older versions know of no references: methods that are compared again get new ones.
+        methods = {method["word"]: method for method in (*old["methods"], *new["methods"])}
+        new["methods"] = list(methods.values())
         for key in ("targets", "seeds"):
             new[key] = list(dict.fromkeys([*old[key], *new[key]]))
     write_plan(folder, new)

@@ -116,10 +116,11 @@ class ShortRound(Record):
 
 @dataclass(frozen=True)
 class NameOfMethod(Record):
-    """A method's word, and its name in tables."""
+    """A method's word, its name in tables, and what it is compared with: see `References`."""
 
     word: str
     label: str
+    references: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

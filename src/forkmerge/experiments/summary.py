@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -9,8 +10,10 @@ from typing import Any
 
 from forkmerge.experiments.paired_statistics import CONFIDENCE, Paired, Spread, compare_paired, relative_change, spread
 from forkmerge.experiments.run_results import RunResult
+from forkmerge.experiments.single_task_reference import selecting
 
 Scores = Mapping[int, float]  # by seed
+SEVERAL = "\n"  # between the words of references that differ by target
 
 
 @dataclass(frozen=True)
@@ -21,11 +24,13 @@ class Standing:
         method: The method's word.
         label: Its name in tables.
         metrics: Each metric over seeds; empty over all targets.
-        change: The mean relative change against the baseline, over seeds, as a fraction: Δ_m over all targets. None
+        change: The mean relative change against its reference, over seeds, as a fraction: Δ_m over all targets. None
             where it does not exist.
-        to_baseline: The paired difference to the baseline, in units of `change`; None for the baseline itself.
-        rival: The best other method, by its mean.
+        to_baseline: The paired difference to its reference, in units of `change`; None for a reference itself.
+        rival: The best other method with the same reference, by its mean.
         to_rival: The paired difference to it.
+        reference: Label of the single-task training that it is compared with, whose model is selected alike: the
+            baseline, in most comparisons. None for a reference itself.
     """
 
     method: str
@@ -35,6 +40,7 @@ class Standing:
     to_baseline: Paired | None
     rival: str | None
     to_rival: Paired | None
+    reference: str | None = None
 
 
 @dataclass(frozen=True)
@@ -61,7 +67,7 @@ class Summary:
     """Everything that the tables show.
 
     Args:
-        baseline: Label of the method that all are compared with.
+        baseline: Label of the method that all are compared with whose model is selected as its own.
         confidence: Of all intervals.
         seeds: All seeds.
         split: What the metrics were measured on: "test", "validation" or "mixed".
@@ -86,14 +92,26 @@ class Summary:
     settings: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
 
+    @property
+    def has_references(self) -> bool:
+        """Whether some methods are compared with other single-task training than the baseline."""
+        standings = [standing for group in (*self.targets.values(), self.overall) for standing in group]
+        return any(standing.reference not in (None, self.baseline) for standing in standings)
+
+    @property
+    def compared_with(self) -> str:
+        """What gains are against, in words."""
+        return f"{self.baseline} with the same selection" if self.has_references else self.baseline
+
 
 def summarise(
     results: Sequence[RunResult], plan: Mapping[str, Any], baseline: str = "stl", confidence: float = CONFIDENCE
 ) -> Summary:
     """Return the numbers of a comparison.
 
-    Relative changes are taken against the baseline's mean over its seeds. So Δ_m is linear in the metrics, its mean
-    over seeds can be checked against the means in the tables, and equals the mean paired difference to the baseline.
+    Relative changes are taken against the mean of a method's reference over its seeds: the single-task training whose
+    model is selected alike, so that early stopping does not look like transfer. So Δ_m is linear in the metrics, its
+    mean over seeds can be checked against the means in the tables, and equals the mean paired difference to it.
 
     Args:
         results: The records of all runs.
@@ -106,11 +124,16 @@ def summarise(
     good = [result for result in finals if result.is_complete]
     targets = [target for target in plan["targets"] if any(result.target == target for result in good)]
     directions = {target: next(o.directions for o in good if o.target == target) for target in targets}
+    references = {target: references_on(target, results, plan, baseline) for target in targets}
     changes = changes_by_target(results, plan, baseline)
     overall = average_changes(changes)
+    bases = {t: {word: changes[t].get(own[word], {}) for word in labels} for t, own in references.items()}
     standings = {
-        target: _standings(labels, _of(good, target), changes[target], baseline, confidence) for target in targets
+        target: _standings(labels, _of(good, target), changes[target], bases[target], references[target], confidence)
+        for target in targets
     }
+    each = list(references.values()) or [references_on("", results, plan, baseline)]
+    everywhere = {word: SEVERAL.join(dict.fromkeys(own[word] for own in each)) for word in labels}
     splits = {result.split for result in good}
     return Summary(
         baseline=labels[baseline],
@@ -120,7 +143,7 @@ def summarise(
         equal_labels=bool(plan["equal_labels"]),
         directions=directions,
         targets=standings,
-        overall=_standings(labels, [], overall, baseline, confidence),
+        overall=_standings(labels, [], overall, average_changes(bases), everywhere, confidence),
         costs={word: _cost(word, results, overall, baseline) for word in labels},
         settings=_settings(finals),
         failures=[_failure(result) for result in finals if not result.is_complete],
@@ -135,7 +158,7 @@ def changes_by_target(
     Args:
         results: The records of all runs.
         plan: What is compared, as it was written.
-        baseline: The method whose mean over its seeds changes are relative to.
+        baseline: The method whose mean over its seeds changes are relative to, where a method has no other reference.
     """
     words = {method["word"] for method in plan["methods"]}
     good = [o for o in results if o.kind == "final" and o.method in words and o.is_complete]
@@ -143,8 +166,25 @@ def changes_by_target(
     for target in plan["targets"]:
         own = _of(good, target)
         if own:
-            changes[target] = _changes(own, own[0].directions, baseline)
+            references = references_on(target, results, plan, baseline)
+            changes[target] = _changes(own, own[0].directions, references)
     return changes
+
+
+def references_on(
+    target: str, results: Sequence[RunResult], plan: Mapping[str, Any], baseline: str = "stl"
+) -> dict[str, str]:
+    """Return the word of the single-task training that every method is compared with on a target.
+
+    It depends on what tuning chose there, if that says how models are selected.
+    """
+    chosen = {o.method: o.setting for o in results if o.kind == "final" and o.target == target}
+    own = {each["word"]: each.get("references", {}) for each in plan["methods"]}
+    used = {word for references in own.values() for word in references.values()}
+    return {
+        word: word if word in used else references.get(selecting(chosen.get(word, {})), baseline)
+        for word, references in own.items()
+    }
 
 
 def _of(results: Iterable[RunResult], target: str) -> list[RunResult]:
@@ -155,16 +195,20 @@ def _numbers(result: RunResult) -> dict[str, float]:
     return {name: value for name, value in result.metrics.items() if value is not None}
 
 
-def _changes(results: Sequence[RunResult], directions: Mapping[str, int], baseline: str) -> dict[str, Scores]:
-    """Return `{method: {seed: relative change}}` on one target, against the mean of the baseline's runs."""
-    base = [_numbers(result) for result in results if result.method == baseline]
-    if not base:
-        return {}
-    reference = {name: fmean(metrics[name] for metrics in base) for name in directions}
+def _changes(
+    results: Sequence[RunResult], directions: Mapping[str, int], references: Mapping[str, str]
+) -> dict[str, Scores]:
+    """Return `{method: {seed: relative change}}` on one target, against the mean of a method's reference."""
+    means: dict[str, dict[str, float]] = {}
+    for word in dict.fromkeys(references.values()):
+        base = [_numbers(result) for result in results if result.method == word]
+        if base:
+            means[word] = {name: fmean(metrics[name] for metrics in base) for name in directions}
     changes: dict[str, dict[int, float]] = {}
     for result in results:
-        change = relative_change(_numbers(result), reference, directions)
-        if change == change:  # a metric of 0 in the baseline gives no relative change
+        reference = means.get(references[result.method])
+        change = math.nan if reference is None else relative_change(_numbers(result), reference, directions)
+        if change == change:  # a metric of 0 in the reference gives no relative change
             changes.setdefault(result.method, {})[result.seed] = change
     return dict(changes)
 
@@ -186,24 +230,29 @@ def _standings(
     labels: Mapping[str, str],
     results: Sequence[RunResult],
     changes: Mapping[str, Scores],
-    baseline: str,
+    bases: Mapping[str, Scores],
+    references: Mapping[str, str],
     confidence: float,
 ) -> list[Standing]:
+    """Return all standings, given the changes of every method's reference and the words of the references."""
     means = {method: fmean(scores.values()) for method, scores in changes.items()}
     standings = []
     for method, label in labels.items():
         runs = [_numbers(result) for result in results if result.method == method]
-        own = changes.get(method, {})
-        rival = max((other for other in means if other != method), key=means.__getitem__, default=None)
+        own, reference = changes.get(method, {}), references.get(method, method)
+        alike = [other for other in means if other != method and references[other] == reference]
+        rival = max(alike, key=means.__getitem__, default=None)
+        is_reference = reference == method
         standings.append(
             Standing(
                 method=method,
                 label=label,
                 metrics={name: spread([run[name] for run in runs]) for name in (runs[0] if runs else ())},
                 change=spread(list(own.values())) if own else None,
-                to_baseline=compare_paired(own, changes.get(baseline, {}), confidence) if method != baseline else None,
+                to_baseline=None if is_reference else compare_paired(own, bases.get(method, {}), confidence),
                 rival=labels[rival] if rival and own else None,
                 to_rival=compare_paired(own, changes[rival], confidence) if rival else None,
+                reference=None if is_reference else ", ".join(labels[word] for word in reference.split(SEVERAL)),
             )
         )
     return standings

@@ -22,6 +22,10 @@ from forkmerge.problem.definition import Evaluation, Problem
 from forkmerge.problem.randomness import derive
 from forkmerge.problem.scoring import measure, read_metrics
 
+_SELECTED = (
+    "validation chose among the weights of this run, and not among those of single-task training: stopping early may be "
+    "part of the difference; `compare` chooses alike"
+)
 _GROUPS, _SMALLEST_GROUP = 20, 10  # of examples, where a metric is no mean over them
 
 
@@ -70,12 +74,15 @@ class Verdict(Record):
         examples: Examples of the test split.
         times: Steps of all branches, the reference's included, over those of single-task training.
         confidence: Level of the intervals.
+        is_selected: Whether the model was chosen on validation among several merges, as that of single-task training
+            was not.
     """
 
     metrics: list[MetricVerdict]
     examples: int
     times: float
     confidence: float = CONFIDENCE
+    is_selected: bool = False
 
     @property
     def decision(self) -> str:
@@ -91,6 +98,7 @@ class Verdict(Record):
             f"{self.decision} than single-task training" if self.decision != "no difference shown" else self.decision,
             f"{'; '.join(map(str, self.metrics))}; {level}",
             f"one seed, at {self.times:.1f} times the steps of single-task training, its own included",
+            *([_SELECTED] if self.is_selected else []),
         ]
 
 
@@ -111,7 +119,10 @@ def give_verdict(run: Run, problem: Problem, folder: str | os.PathLike[str] | No
     if evaluation is None or run.reference is None or run.model is None:
         return None
     changes = _changes(run.model, run.reference, evaluation, run.seed)
-    verdict = Verdict(changes, evaluation.size, sum(run.trained_steps.values()) / run.steps)
+    options = run.settings.get("algorithm", {})
+    is_selected = options.get("select", "last") != "last" or options.get("checkpoint", "last") != "last"
+    times = sum(run.trained_steps.values()) / run.steps
+    verdict = Verdict(changes, evaluation.size, times, is_selected=is_selected)
     run.verdict = verdict.to_json()
     if folder is not None:
         amend_result(Path(folder), verdict=run.verdict)

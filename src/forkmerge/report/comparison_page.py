@@ -25,7 +25,7 @@ from forkmerge.experiments.paired_statistics import spread
 from forkmerge.experiments.results_file import read_comparison
 from forkmerge.experiments.run_results import RunResult
 from forkmerge.experiments.summary import Standing, Summary, summarise
-from forkmerge.report.comparison_tables import tables_of
+from forkmerge.report.comparison_tables import reference_cells, reference_columns, reference_notes, tables_of
 from forkmerge.report.figure import Axis, Figure, Heat, Panel, Series
 from forkmerge.report.merge_figures import (
     coefficients_over_rounds,
@@ -115,7 +115,7 @@ def _run_of(source: Path, result: RunResult) -> Run:
 
 
 def judge(standing: Standing) -> str:
-    """Return whether a method is better than the baseline, as far as the interval of the difference shows it."""
+    """Return whether a method is better than its reference, as far as the interval of the difference shows it."""
     paired = standing.to_baseline
     if paired is None or paired.low is None or paired.high is None:
         return "no evidence"
@@ -127,7 +127,8 @@ def verdict_table(summary: Summary) -> Table:
     percent: dict[str, Any] = {"scale": 100.0, "decimals": 2, "signed": True}
     columns = (
         Column("method", is_words=True),
-        Column(f"than {summary.baseline}", is_words=True, is_verdict=True),
+        Column(f"than {summary.compared_with}", is_words=True, is_verdict=True),
+        *reference_columns(summary),
         Column("Δ_m, per cent", **percent),
         Column(f"{summary.confidence:.0%} interval", **percent),
         Column("seeds won", decimals=0),
@@ -140,13 +141,14 @@ def verdict_table(summary: Summary) -> Table:
         if paired is not None:
             tally = (Cell(float(paired.wins)), Cell(float(paired.ties)), Cell(float(paired.losses)))
             between = Cell(low=paired.low, high=paired.high)
-            rows.append((Cell(text=standing.label), Cell(text=judge(standing)), Cell(paired.mean), between, *tally))
-    rows.sort(key=lambda row: -(row[2].value or 0.0))
+            words = (Cell(text=standing.label), Cell(text=judge(standing)), *reference_cells(summary, standing))
+            rows.append((paired.mean, (*words, Cell(paired.mean), between, *tally)))
+    rows.sort(key=lambda row: -row[0])
     note = (
-        f"Better or worse: the {summary.confidence:.0%} interval of the mean paired difference to {summary.baseline} "
-        "does not hold zero. No evidence: it does, or there is a single seed."
+        f"Better or worse: the {summary.confidence:.0%} interval of the mean paired difference to "
+        f"{summary.compared_with} does not hold zero. No evidence: it does, or there is a single seed."
     )
-    return Table("Verdicts", columns, tuple(rows), (note,))
+    return Table("Verdicts", columns, tuple(row for _, row in rows), (note, *reference_notes(summary)))
 
 
 def change_per_method(summary: Summary) -> Figure:
@@ -165,11 +167,11 @@ def change_per_method(summary: Summary) -> Figure:
         values=means,
         texts=tuple(f"{s.label}: {p.wins} won, {p.ties} tied, {p.losses} lost" for s, p in ranked),
     )
-    axis = Axis(f"Δ_m against {summary.baseline}", is_percent=True)
+    axis = Axis(f"Δ_m against {summary.compared_with}", is_percent=True)
     caption = (
-        f"Mean relative change against {summary.baseline} over targets and metrics, with the {summary.confidence:.0%} "
-        "interval over seeds. Right of zero, red: better than training on the target alone. Left, blue: worse, "
-        "which is negative transfer."
+        f"Mean relative change against {summary.compared_with} over targets and metrics, with the "
+        f"{summary.confidence:.0%} interval over seeds. Right of zero, red: better than training on the "
+        "target alone. Left, blue: worse, which is negative transfer."
     )
     panel = Panel("", axis, Axis(labels=tuple(standing.label for standing, _ in ranked)), (dots,))
     return Figure("change", "Δ_m of every method", caption, (panel,))
@@ -184,7 +186,7 @@ def change_matrix(summary: Summary) -> list[Figure]:
     changes = {t: {s.label: s.change.mean for s in summary.targets[t] if s.change is not None} for t in targets}
     rows = tuple(numbers(changes[target].get(label) for target in targets) for label in labels)
     heat = Heat(rows, is_gain=True, is_written=len(targets) <= 12)
-    caption = f"Relative change against {summary.baseline} by target. Blue and −: worse. Red and +: better."
+    caption = f"Relative change against {summary.compared_with} by target. Blue and −: worse. Red and +: better."
     panel = Panel("", Axis("target", labels=targets), Axis(labels=labels, is_percent=True), heat=heat)
     return [Figure("targets", "Δ by target", caption, (panel,))]
 
@@ -273,9 +275,9 @@ def _headline(summary: Summary) -> str:
     won = f"{paired.wins} of {_count(paired.count, 'seed')} won"
     if paired.mean <= 0:
         close = f"{best.label} comes closest ({_percent(paired.mean)})"
-        return f"No method beats {summary.baseline} on average over {where}; {close}."
+        return f"No method beats {summary.compared_with} on average over {where}; {close}."
     sure = {"better": "a sure gain", "no evidence": "not yet sure"}.get(judge(best), "")
-    text = f"{best.label} does best over {where}: {_percent(paired.mean)} against {summary.baseline}, {won}, {sure}."
+    text = f"{best.label} does best over {where}: {_percent(paired.mean)} against {best.reference}, {won}, {sure}."
     worse = [s.label for s in ranked if judge(s) == "worse"]
     if worse:
         text += f" Negative transfer is sure with {', '.join(worse[:4])}{' and others' * (len(worse) > 4)}."
@@ -299,5 +301,5 @@ def _facts(plan: Mapping[str, Any], summary: Summary, results: Sequence[RunResul
         "seeds": str(len(plan["seeds"])),
         "runs": f"{sum(o.is_complete for o in final)} of {planned}",
         "numbers of": {"test": "the test split", "validation": "validation data"}.get(summary.split, summary.split),
-        "compared with": summary.baseline,
+        "compared with": summary.compared_with,
     }

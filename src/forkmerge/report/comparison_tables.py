@@ -68,20 +68,26 @@ def _target_table(summary: Summary, target: str) -> Table:
     for standing in standings:
         values = [standing.metrics.get(name) for name in directions]
         cells = [Cell() if value is None else Cell(value.mean, value.std) for value in values]
-        rows.append([Cell(text=standing.label), *cells, *_paired_cells(standing)])
-    names = [Column("method", is_words=True), *metrics, *_paired_columns(summary, "Δ")]
+        rows.append([Cell(text=standing.label), *cells, *reference_cells(summary, standing), *_paired_cells(standing)])
+    names = [Column("method", is_words=True), *metrics, *reference_columns(summary), *_paired_columns(summary, "Δ")]
     best = {i + 1: direction for i, direction in enumerate(directions.values())}
     notes = [
         _SPLITS[summary.split],
-        f"Δ: mean over metrics of the signed relative change against the mean of {summary.baseline}, in per cent. "
-        + _reading(summary),
+        f"Δ: mean over metrics of the signed relative change against the mean of {summary.compared_with}, in per "
+        "cent. " + _reading(summary),
+        *reference_notes(summary),
         *_rivals(standings),
     ]
     chosen = summary.settings.get(target, {})
     if chosen:
         shown = "; ".join(f"{label} {_setting(setting)}" for label, setting in chosen.items())
         notes.append(f"chosen on validation: {shown}.")
-    return Table(f"target: {target}", tuple(names), _bold(rows, {**best, len(metrics) + 1: 1}), tuple(notes))
+    return Table(
+        f"target: {target}",
+        tuple(names),
+        _bold(rows, {**best, len(names) - len(_paired_columns(summary, "")): 1}),
+        tuple(notes),
+    )
 
 
 def _overall_table(summary: Summary) -> Table:
@@ -90,16 +96,18 @@ def _overall_table(summary: Summary) -> Table:
     for standing in summary.overall:
         cost = summary.costs[standing.method]
         by_target = [_change(summary.targets[target], standing.method) for target in targets]
-        rows.append([Cell(text=standing.label), *by_target, *_paired_cells(standing), *_cost_cells(cost)])
+        gains = [*by_target, *reference_cells(summary, standing), *_paired_cells(standing)]
+        rows.append([Cell(text=standing.label), *gains, *_cost_cells(cost)])
     percent = {"scale": 100.0, "decimals": 2, "signed": True}
     columns = [Column("method", is_words=True), *(Column(f"Δ {target}", **percent) for target in targets)]  # type: ignore[arg-type]
-    columns += _paired_columns(summary, "Δ_m")
+    columns += [*reference_columns(summary), *_paired_columns(summary, "Δ_m")]
     columns += [Column("B"), Column("Δ_m/(B−1)", **percent)]  # type: ignore[arg-type]
     columns += [Column("time ×", decimals=2), Column("memory", decimals=1, signed=True, is_neutral=True)]
     notes = [
         f"Δ_m: mean over {len(summary.targets)} target{'s' * (len(summary.targets) != 1)} of Δ, in per cent.",
         _SPLITS[summary.split],
         _reading(summary),
+        *reference_notes(summary),
         *_rivals(summary.overall),
         f"B: branches, or the runs that take their place. time: one run and its tuning, all branches added up, as a "
         f"ratio to one run of {summary.baseline}. memory: model sizes held beyond those of {summary.baseline}, in "
@@ -109,8 +117,30 @@ def _overall_table(summary: Summary) -> Table:
     if summary.equal_labels:
         notes.append("Equal labels: in the end every method was trained on training ∪ validation data of the target.")
     notes += [f"failed: {failure}" for failure in summary.failures]
-    best = dict.fromkeys(range(1, len(targets) + 2), 1)
+    best = dict.fromkeys([*range(1, len(targets) + 1), len(targets) + 1 + len(reference_columns(summary))], 1)
     return Table("Δ_m over all targets, and costs", tuple(columns), _bold(rows, best), tuple(notes))
+
+
+def reference_columns(summary: Summary) -> list[Column]:
+    """The column that says what a row's gains are against, where rows differ in it."""
+    return [Column("compared with", is_words=True)] if summary.has_references else []
+
+
+def reference_cells(summary: Summary, standing: Standing) -> list[Cell]:
+    """Its cell in a row; empty for the single-task trainings themselves."""
+    return [Cell(text=standing.reference or "")] if summary.has_references else []
+
+
+def reference_notes(summary: Summary) -> list[str]:
+    """Why rows differ in it."""
+    if not summary.has_references:
+        return []
+    return [
+        "compared with: single-task training with the same selection. A method whose model is chosen on validation, "
+        'among those of its training (select="best", or checkpoints that are), is compared with single-task training '
+        "whose model is chosen alike, as often: stopping early is not transfer. Methods are others' best only where "
+        "they have the same reference."
+    ]
 
 
 def _paired_columns(summary: Summary, name: str) -> list[Column]:
@@ -170,7 +200,7 @@ def _reading(summary: Summary) -> str:
         return "One seed: there is no spread and no interval."
     return (
         f"Mean ± standard deviation over {count} seeds. The interval is that of the mean paired difference to "
-        f"{summary.baseline} over seeds (paired t, {summary.confidence:.0%}). w–t–l: seeds won, tied and lost."
+        f"{summary.compared_with} over seeds (paired t, {summary.confidence:.0%}). w–t–l: seeds won, tied and lost."
     )
 
 
