@@ -23,8 +23,8 @@ from forkmerge.problem.randomness import derive
 from forkmerge.problem.scoring import measure, read_metrics
 
 _SELECTED = (
-    "validation chose among the weights of this run, and not among those of single-task training: stopping early may be "
-    "part of the difference; `compare` chooses alike"
+    "validation chose among the weights of this run, and not among those of single-task training: stopping early may "
+    "be part of the difference; `compare` chooses alike"
 )
 _GROUPS, _SMALLEST_GROUP = 20, 10  # of examples, where a metric is no mean over them
 
