@@ -5,6 +5,7 @@ ResNets and transformers have no classifier of their own: `Classifier` puts head
 """
 
 from forkmerge.models._dense import ASPP, MTAN, DeepLabHead, DenseModel
+from forkmerge.models._efficientnet import EfficientNetLite, imagenet_weights
 from forkmerge.models._heads import Backbone, Classifier
 from forkmerge.models._recommend import ESMM, Fields, MMoE
 from forkmerge.models._resnet import ResNet, WideResNet
@@ -20,12 +21,14 @@ __all__ = [
     "Classifier",
     "DeepLabHead",
     "DenseModel",
+    "EfficientNetLite",
     "Fields",
     "MMoE",
     "ResNet",
     "ViT",
     "WideResNet",
     "WithTeacher",
+    "imagenet_weights",
     "load_published",
     "read_weights",
 ]

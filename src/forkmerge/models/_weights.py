@@ -15,7 +15,7 @@ from forkmerge.errors import ProblemError
 
 Weights = dict[str, Tensor]
 # What stands on an encoder in a published model, and is left behind.
-_CLASSIFIERS = ("fc.", "head.", "heads.", "classifier.", "pooler.", "pre_logits.", "fc_norm.", "head_dist.")
+_CLASSIFIERS = ("fc.", "_fc.", "head.", "heads.", "classifier.", "pooler.", "pre_logits.", "fc_norm.", "head_dist.")
 
 
 def read_weights(path: str | os.PathLike[str]) -> Weights:
@@ -45,13 +45,14 @@ def load_published(encoder: nn.Module, weights: Mapping[str, Tensor] | str | os.
     name or shape that does not fit is an error.
 
     Args:
-        encoder: A `ResNet` or `ViT`.
+        encoder: A `ResNet`, `ViT` or `EfficientNetLite`; the upper layers of one take what is theirs.
         weights: A state dict, or the path of one.
     """
     renamed = _renamed(dict(weights) if isinstance(weights, Mapping) else read_weights(weights))
     own = encoder.state_dict()
     missing = [name for name in own if name not in renamed and not name.endswith("num_batches_tracked")]
-    extra = [name for name in renamed if name not in own and not name.startswith(_CLASSIFIERS)]
+    left = (*_CLASSIFIERS, *getattr(encoder, "layers_below", ()))
+    extra = [name for name in renamed if name not in own and not name.startswith(left)]
     if missing or extra:
         raise ProblemError(
             f"these weights are not of a {type(encoder).__name__} like this one: "
@@ -80,6 +81,8 @@ def _renamed(weights: Weights) -> Weights:
         return _translate(plain, _vit_of_torchvision)
     if any(".embedder.convolution.weight" in name for name in names):
         return _translate(plain, _resnet_of_transformers)
+    if "_conv_stem.weight" in names:
+        return _translate(plain, _efficientnet)
     return plain
 
 
@@ -156,3 +159,22 @@ def _resnet_of_transformers(name: str) -> str:
     name = re.sub(r"^encoder\.stages\.(\d+)\.layers\.(\d+)\.", block, name)
     name = re.sub(r"layer\.(\d+)\.(convolution|normalization)", part, name)
     return _replace(name, ((r"shortcut\.convolution", "downsample.0"), (r"shortcut\.normalization", "downsample.1")))
+
+
+def _efficientnet(name: str) -> str:
+    """Names of efficientnet_lite_pytorch: blocks are layers 1 to 16, between the stem and the last convolution."""
+    parts = {"expand_conv": "expand.0", "bn0": "expand.1", "depthwise_conv": "filter.0", "bn1": "filter.1"}
+    parts |= {"project_conv": "project.0", "bn2": "project.1"}
+
+    def block(match: re.Match[str]) -> str:
+        return f"layers.{int(match[1]) + 1}.{parts[match[2]]}."
+
+    return _replace(
+        re.sub(r"^_blocks\.(\d+)\._(\w+)\.", block, name),
+        (
+            (r"^_conv_stem\.", "layers.0.0."),
+            (r"^_bn0\.", "layers.0.1."),
+            (r"^_conv_head\.", "layers.17.0."),
+            (r"^_bn1\.", "layers.17.1."),
+        ),
+    )
