@@ -50,10 +50,10 @@ def test_affinity_is_the_mean_over_seeds_and_a_diverged_trial_is_as_bad_as_can_b
     [
         ((0.09, 0.1, 0.11), (-0.5, -0.5), "use"),
         ((-0.09, -0.1, -0.11), (0.5, 0.5), "drop"),
-        ((-0.5, 0.0, 0.6), (0.5, 0.51), "use"),
+        ((-0.5, 0.0, 0.6), (0.5, 0.51), "try"),
         ((-0.6, 0.0, 0.5), (-0.5, -0.51), "down-weight"),
-        ((-0.6, 0.0, 0.5), (0.5, 0.51), "undecided"),
-        ((-0.1, 1e-16, 0.1), (-0.1, 0.2), "undecided"),
+        ((-0.6, 0.0, 0.5), (0.5, 0.51), "no difference shown"),
+        ((-0.1, 1e-16, 0.1), (-0.1, 0.2), "no difference shown"),
     ],
 )
 def test_advice_follows_full_training_and_else_what_both_estimates_agree_on(gains, effects, advised):
@@ -74,7 +74,7 @@ def curve_over(gains):
         ({0.25: BAD, 1.0: BAD}, "drop", "it hurts at every λ that was tried"),
         ({0.25: GOOD, 1.0: BAD}, "down-weight", "it hurts at λ = 1, and the mean gain at λ = 0.25 is positive"),
         ({0.25: BAD, 1.0: GOOD}, "use", "it helps at λ = 1"),
-        ({0.25: BAD, 1.0: (-0.5, 0.1, 0.5)}, "undecided", "the runs show no clear effect"),
+        ({0.25: BAD, 1.0: (-0.5, 0.1, 0.5)}, "no difference shown", "the runs show no clear effect"),
         ({0.25: GOOD, 1.0: (-0.5, 0.0, 0.4)}, "down-weight", "helps at a smaller λ than 1, and no gain shows at λ = 1"),
         ({0.25: GOOD, 1.0: (-0.4, 0.0, 0.5)}, "use", "helps at a smaller λ than 1, and leans towards"),
         ({0.25: BAD, 1.0: (-0.5, 0.0, 0.4)}, "drop", "it hurts at some λ, and no λ that was tried has a positive"),
@@ -90,15 +90,26 @@ def test_advice_says_of_the_plain_sum_only_what_its_own_gains_show(gains, advise
 
 def test_shortened_runs_leave_the_advice_to_the_probe():
     bad = curve_over({0.25: BAD, 1.0: BAD})
-    assert advice.advise(bad, None, is_whole=False)[0] == "undecided"
+    assert advice.advise(bad, None, is_whole=False)[0] == "no difference shown"
     better, worse = (advice.Affinity("a", m, m - 0.1, m + 0.1) for m in (0.2, -0.2))
-    assert advice.advise(bad, better, is_whole=False)[0] == "use"
+    assert advice.advise(bad, better, is_whole=False)[0] == "try"
     assert advice.advise(bad, worse, is_whole=False)[0] == "down-weight"
     leaning = advice.advise(bad, replace(worse, high=0.1), is_whole=False)
     assert leaning == ("down-weight", "short trials lean against it, though not beyond doubt")
     slight = advice.Affinity("a", -0.01, -0.1, 0.1)
-    assert advice.advise(bad, slight, is_whole=False)[0] == "undecided"
-    assert advice.advise(curve_over({1.0: GOOD}), replace(better, low=-0.1), is_whole=False)[0] == "use"
+    assert advice.advise(bad, slight, is_whole=False)[0] == "no difference shown"
+    assert advice.advise(curve_over({1.0: GOOD}), replace(better, low=-0.1), is_whole=False)[0] == "no difference shown"
+
+
+def test_an_auxiliary_is_used_only_where_whole_runs_show_a_gain_beyond_noise():
+    leaning = (0.3, -0.1, 0.2)  # positive on average, and its interval holds zero
+    for effects in ((0.5, 0.51, 0.52), (0.5, -0.3, 0.4), (-0.01, 0.01, 0.02)):
+        trials = [advice.ShortRun("a", 1.0, seed, value) for seed, value in enumerate(effects)]
+        for is_whole in (True, False):
+            assert advice.advise(curve(*leaning), advice.affinity(trials, "a"), is_whole=is_whole)[0] != "use"
+    assert advice.advise(curve(*leaning), None)[0] == "no difference shown"
+    assert advice.advise(curve(*GOOD), None)[0] == "use"
+    assert advice.advise(curve(*GOOD), None, is_whole=False)[0] == "no difference shown"
 
 
 def test_a_score_is_judged_relative_to_itself_and_without_the_tolerance_of_losses(monkeypatch):

@@ -10,6 +10,7 @@ import pytest
 from forkmerge.analysis.merge_results import LossPlane
 from forkmerge.analysis.results import Diagnosis, Gain, GradientSimilarity, TransferCurve, TransferMatrix
 from forkmerge.errors import ProblemError, StoreError
+from report_samples import diagnosis
 
 POINTS = (Gain(0.25, (0.1, 0.3), 0.2, -0.1, 0.5), Gain(1.0, (-0.1, -0.2), -0.15, None, None))
 CURVE = TransferCurve("a", "b", "Joint", (0, 1), "validation", (0.5, 0.6), POINTS, "not enough evidence", 0.95)
@@ -44,3 +45,8 @@ def test_a_curve_knows_its_best_point_and_says_which_exist():
 def test_a_file_of_something_else_is_refused_in_words():
     with pytest.raises(StoreError, match="not a TransferCurve"):
         TransferCurve.from_json({"target": "a"})
+
+
+def test_the_word_of_earlier_versions_is_read_as_what_it_means_now():
+    finding = diagnosis().findings[0]
+    assert type(finding).from_json({**finding.to_json(), "advice": "undecided"}).advice == "no difference shown"

@@ -118,14 +118,14 @@ def test_advice_is_scored_beside_the_probes_and_only_where_it_was_asked(shared):
         said = {"predicted": predicted, "predicted by seed": [predicted], "effect": gain}
         return {"gain": gain, "low": gain - 0.01, "high": gain + 0.01, **said, **more}
 
-    asked = {"good": pair(0.1, False, advised="use"), "clash": pair(-0.1, True, advised="undecided")}
+    asked = {"good": pair(0.1, False, advised="use"), "clash": pair(-0.1, True, advised="no difference shown")}
     asked["bad"] = pair(-0.2, True, advised="drop")
     results = {"digits": {"share": 0.1, "pairs": {"clash": pair(-0.2, True)}}, "PACS": {"share": 0.1, "pairs": asked}}
     summary = advice.summary(results)
     assert (summary["decided"], summary["advised"]) == (4, 3)
     assert (summary["f1 decided"], summary["f1 advised"]) == (1, pytest.approx(2 / 3))
     written = advice.section(results)
-    assert [row[-1] for row in written.tables[0].rows] == ["–", "use", "undecided", "drop"]
+    assert [row[-1] for row in written.tables[0].rows] == ["–", "use", "no difference shown", "drop"]
     text = " ".join(written.notes)
     assert "all that hurts is one task, `clash`" in text
     assert "F1 over the 3 of the scored pairs where it was asked is 0.67" in text

@@ -197,10 +197,10 @@ def affinity(runs: Sequence[ShortRun], auxiliary: str, weight: float = 1.0, conf
 def advise(curve: TransferCurve | None, estimate: Affinity | None, *, is_whole: bool = True) -> tuple[Advised, str]:
     """Return what to do with an auxiliary, and why.
 
-    What full training has shown counts first. Where it leaves a doubt, or was not done, the probe decides, if its
-    whole interval lies on one side of zero, or if it leans against the auxiliary and nothing speaks for that. Shortened
-    runs from scratch decide nothing, and count only where they lean towards an auxiliary: in their first steps nearly
-    every one looks harmful.
+    What full training has shown counts first, and only that says "use". Where it leaves a doubt, or was not done, the
+    probe decides, if its whole interval lies on one side of zero, or, as a precaution, if it leans against the
+    auxiliary and nothing speaks for that. Shortened runs from scratch decide nothing, and count only where they lean
+    towards an auxiliary: in their first steps nearly every one looks harmful.
 
     Args:
         curve: TG(λ) with the auxiliary.
@@ -210,21 +210,22 @@ def advise(curve: TransferCurve | None, estimate: Affinity | None, *, is_whole: 
     if curve is not None and is_whole and (shown := _shown(curve)) is not None:
         return shown
     if estimate is None:
-        return "undecided", "the runs show no clear effect" if is_whole else "shortened runs decide nothing"
+        return "no difference shown", "the runs show no clear effect" if is_whole else "shortened runs decide nothing"
     if not math.isfinite(estimate.mean):
         return "drop", "short trials with it diverged"
     lean = 0.0 if curve is None else round(curve.points[-1].mean, 9)  # what rounding leaves of nothing is nothing
     lean = lean if is_whole else max(lean, 0.0)
+    full = "full training has not shown a gain" if curve is not None and is_whole else "nothing was trained in full"
     if estimate.low is not None and estimate.low > 0 and lean >= 0:
-        return "use", f"short trials with it improve the target's {estimate.measure} on validation data"
+        return "try", f"short trials with it improve the target's {estimate.measure} on validation data, and {full}"
     if estimate.high is not None and estimate.high < 0 and estimate.is_negative and lean <= 0:
         return "down-weight", f"short trials with it worsen the target's {estimate.measure} on validation data"
-    if lean > 0 and not estimate.is_negative:
-        return "use", "runs and short trials lean towards it, though not beyond doubt"
     if lean <= 0 and estimate.is_negative:
         what = "runs and short trials" if lean else "short trials"
         return "down-weight", f"{what} lean against it, though not beyond doubt"
-    return "undecided", "runs and short trials show no clear effect, or differ"
+    if lean > 0 and not estimate.is_negative:
+        return "no difference shown", "runs and short trials lean towards it, but not beyond noise"
+    return "no difference shown", "runs and short trials show no clear effect, or differ"
 
 
 def _shown(curve: TransferCurve) -> tuple[Advised, str] | None:

@@ -15,7 +15,8 @@ from forkmerge.engine.storage.records import Record
 from forkmerge.errors import ProblemError
 
 Verdict = Literal["positive", "weak negative", "strong negative", "not enough evidence"]
-Advised = Literal["use", "down-weight", "drop", "undecided"]
+Advised = Literal["use", "try", "down-weight", "drop", "no difference shown", "undecided"]
+"""What to do with an auxiliary; "undecided" is what earlier versions wrote for "no difference shown"."""
 
 
 @dataclass(frozen=True)
@@ -276,6 +277,10 @@ class AuxiliaryFinding(Record):
     advice: Advised
     reason: str
     measure: str = "loss"
+
+    def __post_init__(self) -> None:
+        if self.advice == "undecided":
+            object.__setattr__(self, "advice", "no difference shown")
 
 
 @dataclass(frozen=True)

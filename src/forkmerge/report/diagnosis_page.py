@@ -1,4 +1,4 @@
-"""The page of a diagnosis: use, down-weight or drop each auxiliary, with the evidence."""
+"""The page of a diagnosis: use, try, down-weight or drop each auxiliary, with the evidence."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ from forkmerge.report.transfer_figures import (
 from forkmerge.report.verdict_table import verdict_table
 
 _CONFLICT = "Gradient conflict"
-_ADVICE = {"use": "use", "down-weight": "down-weight", "drop": "drop", "undecided": "gather more evidence on"}
+_ADVICE = {"use": "use", "try": "try", "down-weight": "down-weight", "drop": "drop"}
+_ADVICE |= {"no difference shown": "no difference is shown with"}
 
 
 def diagnosis_page(diagnosis: Diagnosis, folder: Path) -> Page:

@@ -245,7 +245,8 @@ _PILLS = {
     "use": ("▲", "positive"),
     "down-weight": ("▽", "negative"),
     "drop": ("▼", "negative"),
-    "undecided": ("◦", ""),
+    "try": ("△", "positive"),
+    "no difference shown": ("◦", ""),
 }
 """Verdicts, each with a sign beside its colour."""
 

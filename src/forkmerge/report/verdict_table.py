@@ -26,7 +26,7 @@ def verdict_table(diagnosis: Diagnosis) -> Table:
         Column("advice", is_words=True, is_verdict=True),
     )
     rows = tuple(_row(finding) for finding in diagnosis.findings)
-    notes = (*_explained(diagnosis), *_reasons(diagnosis), *diagnosis.notes)
+    notes = (*_explained(diagnosis), *_empty(diagnosis), *_reasons(diagnosis), *diagnosis.notes)
     return Table(f"What every auxiliary does to {diagnosis.target}", columns, rows, notes)
 
 
@@ -48,6 +48,40 @@ def _explained(diagnosis: Diagnosis) -> tuple[str, ...]:
         "ForkMerge's λ: its mean weight in ForkMerge's merges, with one branch per auxiliary.",
         f"short trial: {measured} after a few steps with it.",
     )
+
+
+def _empty(diagnosis: Diagnosis) -> list[str]:
+    """Return why cells have no number; auxiliaries with the same reason share a line."""
+    names: dict[str, list[str]] = {}
+    for finding in diagnosis.findings:
+        for why in _why_empty(finding):
+            names.setdefault(why, []).append(finding.auxiliary)
+    everyone = len(diagnosis.findings)
+    return [f"No {why}{'' if len(tasks) == everyone else _of(tasks)}." for why, tasks in names.items()]
+
+
+def _of(tasks: list[str]) -> str:
+    return f" ({', '.join(tasks)})"
+
+
+def _why_empty(finding: AuxiliaryFinding) -> list[str]:
+    curve, reasons = finding.curve, []
+    if any(point.low is None and math.isfinite(point.mean) for point in (curve.best, curve.points[-1])):
+        seeds = "there is one seed" if len(curve.seeds) == 1 else "all seeds gained exactly the same"
+        reasons.append(f"interval of TG: {seeds}")
+    if finding.similarity is None:
+        reasons.append("cosine: gradients were not compared, for a reason given below")
+    elif not finding.similarity.cosines:
+        reasons.append("cosine: in every batch one of the gradients was zero, not finite, or on no common parameter")
+    if finding.shift is None:
+        reasons.append("CSD change: the target's predictions are no scores of classes, which have a confidence")
+    elif (change := finding.shift.change(curve.points[-1].weight)) is None or not math.isfinite(change):
+        reasons.append("CSD change: a confidence was not finite, as after training that diverged")
+    if finding.relevance is None:
+        reasons.append("ForkMerge's λ: ForkMerge was not run")
+    if finding.affinity is None:
+        reasons.append("short trial: none was made")
+    return reasons
 
 
 def _reasons(diagnosis: Diagnosis) -> list[str]:

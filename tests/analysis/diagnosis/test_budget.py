@@ -43,6 +43,25 @@ def test_a_larger_budget_never_buys_less_and_every_plan_fits() -> None:
     assert all(plan.weights[-1] == 1 for plan in plans)
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("pair", [0.011, 0.02, 0.2])
+def test_a_budget_is_used_up_before_runs_are_shortened_or_seeds_saved(workers: int, pair: float) -> None:
+    costs = replace(COSTS, pairs={"a": pair, "b": pair})
+    least = budget.plan_budget(costs, PROBE, 1000, 1e9, workers)
+    for seconds in (60, 90, 120, 180, 300, 450, 600, 1200, 3600):
+        try:
+            plan = budget.plan_budget(costs, PROBE, 1000, seconds, workers)
+        except ConfigError:
+            continue
+        assert plan.estimate <= seconds
+        more = replace(plan, seeds=plan.seeds + 1)
+        if plan.steps < plan.full_steps:
+            more = replace(plan, steps=plan.steps + 1)
+            fewest = replace(plan, seeds=2, weights=(1.0,), steps=1000, merges=1)
+            assert budget.estimated(fewest, costs) > seconds  # even the least whole plan does not fit
+        assert plan.seeds == least.seeds or budget.estimated(more, costs) > seconds
+
+
 def test_a_budget_that_buys_nothing_is_refused_with_what_is_needed() -> None:
     with pytest.raises(ConfigError, match=r"too small.*--budget \d+m"):
         budget.plan_budget(COSTS, PROBE, 100000, 5, 1)

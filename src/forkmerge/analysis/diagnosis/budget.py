@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from forkmerge.algorithms import Algorithm
@@ -36,23 +36,28 @@ _READING = 60  # steps that take as long as the features of one picture
 
 @dataclass(frozen=True)
 class _Level:
-    """How thorough a diagnosis is: the share of the steps, seeds, λ, and auxiliaries that get a picture."""
+    """How thorough a diagnosis is: seeds, λ, ForkMerge's seeds, batches for single steps, tasks with a picture."""
 
-    share: float
     seeds: int
     weights: tuple[float, ...]
+    merges: int = 3
+    one_step: int = 20
     pictures: int = 0
 
 
 _LEVELS = (
-    *(_Level(share, 2, (1.0,)) for share in (1 / 16, 1 / 8)),
-    *(_Level(share, 3, _TWO) for share in (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)),
-    *(_Level(1.0, seeds, _TWO, MAPPED) for seeds in (3, 4, 5, 6)),
-    *(_Level(1.0, seeds, _THREE, MAPPED) for seeds in (5, 6, 7, 8)),
-    *(_Level(1.0, seeds, WEIGHTS, MAPPED) for seeds in (6, 8, 10, 12, 15, 20)),
+    *(_Level(seeds, (1.0,), merges=1, one_step=0) for seeds in (2, 3)),
+    _Level(3, _TWO),
+    *(_Level(seeds, _TWO, pictures=MAPPED) for seeds in (3, 4, 5, 6)),
+    *(_Level(seeds, _THREE, pictures=MAPPED) for seeds in (5, 6, 7, 8)),
+    *(_Level(seeds, WEIGHTS, pictures=MAPPED) for seeds in (6, 8, 10, 12, 15, 20)),
 )
-"""From the least to the most that is worth doing: whole runs first, then pictures, then enough seeds for an interval,
-then more λ."""
+"""From the least to the most that is worth doing, all with runs of full length: another λ, then pictures, then enough
+seeds for an interval, then more λ. What a level leaves of the budget goes into more seeds. Only where the first does
+not fit runs are shortened, as little as need be."""
+
+_SHORTEST = 1 / 16  # of the recipe's steps
+_MOST_SEEDS = _LEVELS[-1].seeds
 
 
 @dataclass(frozen=True)
@@ -164,34 +169,58 @@ def plan_budget(costs: PieceTimes, probe: ProbeSettings, full_steps: int, budget
         budget: Seconds.
         workers: Processes.
     """
-    plans = [_plan(costs, full_steps, workers, probe, level) for level in _LEVELS]
-    fitting = [plan for plan in plans if plan.estimate <= budget]
-    if not fitting:
-        least = min(plans, key=lambda plan: plan.estimate)
-        raise ConfigError(
-            f"a budget of {show_seconds(budget)} is too small: the least that says anything takes about "
-            f"{show_seconds(least.estimate)}. Give --budget {least.estimate * 1.2 / 60 + 0.5:.0f}m, or more --workers."
-        )
-    return max(fitting, key=plans.index)
+
+    def plan(level: _Level, steps: int = full_steps) -> DiagnosisPlan:
+        return _plan(costs, full_steps, workers, probe, level, steps)
+
+    whole = [level for level in _LEVELS if plan(level).estimate <= budget]
+    if whole:
+        level = whole[-1]
+        seeds = _most(lambda n: plan(replace(level, seeds=n)).estimate <= budget, level.seeds, _MOST_SEEDS)
+        return plan(replace(level, seeds=seeds))
+    shortest = max(round(_SHORTEST * full_steps), min(full_steps, 2))
+    for level in _LEVELS[1::-1]:
+        if plan(level, shortest).estimate <= budget:
+            return plan(level, _most(lambda n: plan(level, n).estimate <= budget, shortest, full_steps))  # noqa: B023
+    least = plan(_LEVELS[0], shortest).estimate
+    raise ConfigError(
+        f"a budget of {show_seconds(budget)} is too small: the least that says anything takes about "
+        f"{show_seconds(least)}. Give --budget {least * 1.2 / 60 + 0.5:.0f}m, or more --workers."
+    )
 
 
-def _plan(costs: PieceTimes, full_steps: int, workers: int, probe: ProbeSettings, level: _Level) -> DiagnosisPlan:
+def _most(fits: Callable[[int], bool], low: int, high: int) -> int:
+    """Return the largest number up to `high` that fits, given that `low` does and that more never takes less."""
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low
+
+
+def _plan(
+    costs: PieceTimes, full_steps: int, workers: int, probe: ProbeSettings, level: _Level, steps: int
+) -> DiagnosisPlan:
     plan = DiagnosisPlan(
         seeds=level.seeds,
         weights=level.weights,
-        steps=max(round(level.share * full_steps), min(full_steps, 2)),
+        steps=steps,
         full_steps=full_steps,
-        merges=min(level.seeds, 3),
+        merges=min(level.seeds, level.merges),
         batches=40,
-        one_step=20 if level.share == 1 else 0,
+        one_step=level.one_step,
         probe=probe,
         workers=workers,
         estimate=0.0,
         pictures=level.pictures,
     )
+    return replace(plan, estimate=estimated(plan, costs))
+
+
+def estimated(plan: DiagnosisPlan, costs: PieceTimes) -> float:
+    """Return the seconds that a plan takes with its processes."""
     seconds = piece_seconds(plan, costs).values()
-    starting = (_STARTING + costs.loading) if workers > 1 else 0.0
-    return replace(plan, estimate=max(sum(seconds) / workers * _SLACK, *seconds) + starting)
+    starting = (_STARTING + costs.loading) if plan.workers > 1 else 0.0
+    return max(sum(seconds) / plan.workers * _SLACK, *seconds) + starting
 
 
 def piece_seconds(plan: DiagnosisPlan, costs: PieceTimes) -> dict[Key, float]:
