@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
+import tracemalloc
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import forkmerge as fm
-from forkmerge.datasets import census
+from forkmerge.datasets import _files, census
+from forkmerge.datasets._files import Pack
 from small_packs import WRITERS, contents, write_census
 
 
@@ -94,3 +98,57 @@ def test_arrays_of_different_lengths_are_named(name: str, array: str, folder: Pa
     np.savez(folder / module.FILE, **{**content, array: content[array][:-1]})
     with pytest.raises(fm.ProblemError, match=rf"different lengths: .*{array}"):
         module.problem()
+
+
+class TestHostileArrays:
+    """Sizes are what a header promises: a file of a few kilobytes costs no more than itself."""
+
+    def pack(self, folder: Path, header: bytes, body: bytes = b"", **entry: int) -> Pack:
+        path = folder / "hostile.npz"
+        with zipfile.ZipFile(path, "w", entry.get("kind", zipfile.ZIP_DEFLATED)) as archive:
+            archive.writestr("x.npy", header + body)
+        if "claims" in entry:  # the size before compression, in the directory
+            whole = bytearray(path.read_bytes())
+            at = whole.find(b"PK\x01\x02")
+            whole[at + 24 : at + 28] = entry["claims"].to_bytes(4, "little")
+            path.write_bytes(whole)
+        return Pack(path, "nowhere")
+
+    def header(self, shape: tuple[int, ...], descr: str = "|u1") -> bytes:
+        file = io.BytesIO()
+        np.lib.format.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": shape})
+        return file.getvalue()
+
+    def refused(self, pack: Pack) -> str:
+        tracemalloc.start()
+        try:
+            with pytest.raises(fm.ProblemError, match=r"^cannot read .*hostile.npz: .*Get the file again\.$") as caught:
+                pack["x"]
+            assert tracemalloc.get_traced_memory()[1] < 30e6
+        finally:
+            tracemalloc.stop()
+        return str(caught.value)
+
+    @pytest.mark.parametrize("shape", [(10**12,), (2**32, 2**32), (2**62, 4), (-1,), (3,)])
+    def test_a_header_that_promises_what_the_entry_does_not_hold(self, tmp_path: Path, shape: tuple[int, ...]) -> None:
+        self.refused(self.pack(tmp_path, self.header(shape), b"\0" * 100))
+
+    def test_a_header_and_a_directory_that_promise_what_the_stream_cannot_hold(self, tmp_path: Path) -> None:
+        header, size = self.header((4 * 10**9,)), 4 * 10**9
+        assert "cannot hold" in self.refused(self.pack(tmp_path, header, b"\0" * 999, claims=size + len(header)))
+
+    def test_a_stream_that_goes_on_after_its_end(self, tmp_path: Path) -> None:
+        header = self.header((100,))
+        path = self.pack(tmp_path, header, b"\0" * 60_000_000, claims=100 + len(header)).path
+        self.refused(Pack(path, "nowhere"))
+
+    def test_items_without_bytes_and_unusual_compression(self, tmp_path: Path) -> None:
+        self.refused(self.pack(tmp_path, self.header((10**15,), "|V0")))
+        told = self.refused(self.pack(tmp_path, self.header((10**7 * 4,)), b"\0" * 10**7 * 4, kind=zipfile.ZIP_BZIP2))
+        assert "compressed in a way that numpy does not write" in told
+
+    def test_an_array_larger_than_the_memory(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        pack = self.pack(tmp_path, self.header((1000,)), b"\0" * 1000)
+        assert len(pack["x"]) == 1000
+        monkeypatch.setattr(_files, "_memory", lambda: 999)
+        assert "takes 1000 bytes, and this machine has 999" in self.refused(pack)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -52,3 +54,63 @@ def test_impossible_variables_are_named(tmp_path: Path, flags: bytes, lengths: l
     (tmp_path / "odd.mat").write_bytes(header + element(14, matrix))
     with pytest.raises(fm.ProblemError, match=r"cannot read .*odd.mat: a variable has no type or an impossible"):
         read_mat(tmp_path / "odd.mat", ["y"])
+
+
+def element(kind: int, data: bytes, size: int | None = None) -> bytes:
+    length = len(data) if size is None else size
+    return kind.to_bytes(4, "little") + length.to_bytes(4, "little") + data + b"\0" * (-len(data) % 8)
+
+
+def matrix(name: str, shape: list[int], values: bytes) -> bytes:
+    head = element(6, b"\x09" + b"\0" * 7) + element(5, np.array(shape, "<i4").tobytes())
+    return head + element(1, name.encode()) + element(2, values)
+
+
+def compressed(data: bytes) -> bytes:
+    packed = zlib.compress(data)
+    return (15).to_bytes(4, "little") + len(packed).to_bytes(4, "little") + packed
+
+
+class TestHostileFiles:
+    """A file costs no more than what it promises, and it cannot promise more than it can hold."""
+
+    def refused(self, folder: Path, *elements: bytes) -> str:
+        path = folder / "hostile.mat"
+        path.write_bytes(b"MATLAB 5.0 MAT-file".ljust(124) + b"\0\1IM" + b"".join(elements))
+        tracemalloc.start()
+        try:
+            with pytest.raises(fm.ProblemError, match=r"^cannot read .*hostile.mat: .*Get the file again\.$") as caught:
+                read_mat(path, ["y"])
+            assert tracemalloc.get_traced_memory()[1] < 30e6
+        finally:
+            tracemalloc.stop()
+        return str(caught.value)
+
+    def test_a_variable_that_inflates_without_end(self, tmp_path: Path) -> None:
+        endless = element(14, matrix("y", [10, 1], b"\1" * 10)) + b"\0" * 60_000_000
+        assert "goes on after" in self.refused(tmp_path, compressed(endless))
+
+    def test_a_variable_that_promises_more_than_it_can_hold(self, tmp_path: Path) -> None:
+        content = matrix("y", [2**31 - 1, 1], b"\0" * 4000)
+        assert "impossible" in self.refused(tmp_path, compressed(element(14, content, 2**31 - 1)))
+        assert "impossible" in self.refused(tmp_path, compressed(element(14, content, 2**32 - 1)))
+        assert "cut off" in self.refused(tmp_path, compressed(element(14, content, len(content) + 1000)))
+
+    def test_shapes_that_overflow(self, tmp_path: Path) -> None:
+        shape = [2**16, 2**16, 2**16, 2**16]  # 0, in 64 bits
+        assert "values for the shape" in self.refused(tmp_path, element(14, matrix("y", shape, b"")))
+        assert "1000 dimensions" in self.refused(tmp_path, element(14, matrix("y", [1] * 1000, b"\1")))
+
+    def test_the_same_variable_many_times(self, tmp_path: Path) -> None:
+        one = compressed(element(14, matrix("y", [1, 1], b"\1")))
+        assert "variable 'y' is there twice" in self.refused(tmp_path, *[one] * 1000)
+
+    def test_variables_nobody_asks_for_are_not_inflated(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        large = compressed(element(14, matrix("z", [50_000_000, 1], b"\1" * 50_000_000)))
+        wanted = compressed(element(14, matrix("y", [2, 1], b"\1\2")))
+        path = tmp_path / "large.mat"
+        path.write_bytes(b"MATLAB 5.0 MAT-file".ljust(124) + b"\0\1IM" + large * 20 + wanted)
+        tracemalloc.start()
+        assert read_mat(path, ["y"])["y"].tolist() == [[1], [2]]
+        assert tracemalloc.get_traced_memory()[1] < 10e6
+        tracemalloc.stop()

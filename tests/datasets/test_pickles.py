@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 
 import forkmerge as fm
 from few_label_files import rows
+from forkmerge.datasets import _pickles
 from forkmerge.datasets._pickles import read_arrays
 
 
@@ -99,3 +101,47 @@ class TestHostilePickles:
     def test_something_else_than_a_dict_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(fm.ProblemError, match="holds a list"):
             self.read(tmp_path, [1])
+
+    def refused(self, folder: Path, data: bytes) -> str:
+        """What is said of a pickle, which must cost little."""
+        tracemalloc.start()
+        try:
+            with pytest.raises(fm.ProblemError, match="data_batch_1") as caught:
+                self.read(folder, data)
+            assert tracemalloc.get_traced_memory()[1] < 50e6 + 20 * len(data)
+        finally:
+            tracemalloc.stop()
+        return str(caught.value)
+
+    def test_a_large_number_in_the_memo_takes_no_memory(self, tmp_path: Path) -> None:
+        self.read(tmp_path, b"\x80\x02}r\xff\xff\xff\x7f.")
+        assert "cannot read" in self.refused(tmp_path, b"\x80\x02}j\xff\xff\xff\x7f.")
+
+    @pytest.mark.parametrize("opcode", [b"\x8e", b"\x96", b"\x8d"], ids=["bytes", "bytearray", "text"])
+    def test_promised_bytes_that_are_not_there(self, tmp_path: Path, opcode: bytes) -> None:
+        assert "cannot read" in self.refused(tmp_path, b"\x80\x05}" + opcode + (2**40).to_bytes(8, "little") + b"x.")
+
+    def test_a_key_that_holds_itself_twice_and_twice_again(self, tmp_path: Path) -> None:
+        assert "a tuple as a key" in self.refused(tmp_path, b"\x80\x02})" + b"2\x86" * 60 + b"Ns.")
+
+    def test_a_list_that_holds_itself_twice_and_twice_again(self, tmp_path: Path) -> None:
+        assert "a tuple in 'data'" in self.refused(tmp_path, b"\x80\x02}U\x04data)" + b"2\x86" * 60 + b"s.")
+        assert "a list in 'data'" in self.refused(tmp_path, pickle.dumps({"data": [[1], [2]]}))
+
+    @pytest.mark.parametrize("name", [b"cnumpy\ndtype\n", b"c_codecs\nencode\n"], ids=["dtype", "encode"])
+    def test_what_is_no_text_is_never_printed(self, tmp_path: Path, name: bytes) -> None:
+        nested = b")" + b"2\x86" * 60
+        rest = b"\x85" if b"dtype" in name else b"X\x06\0\0\0latin1\x86"
+        assert "where text is expected" in self.refused(tmp_path, b"\x80\x02}U\x04data" + name + nested + rest + b"Rs.")
+
+    def test_bytes_do_not_multiply(self, tmp_path: Path) -> None:
+        text = b"X" + (1 << 20).to_bytes(4, "little") + b"a" * (1 << 20) + b"q\1"
+        once = b"c_codecs\nencode\nh\1X\x06\0\0\0latin1\x86Ra"
+        data = b"\x80\x02}U\x04data]" + text + b"a" + once * 1000 + b"s."
+        assert "more bytes than it has" in self.refused(tmp_path, data)
+
+    def test_nesting_and_many_operations(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert "a tuple in 'data'" in self.refused(tmp_path, b"\x80\x02}U\x04data)" + b"\x85" * 20_000 + b"s.")
+        assert "cannot read" in self.refused(tmp_path, b"\x80\x02" + b"(" * 20_000 + b".")
+        monkeypatch.setattr(_pickles, "_MOST_OPERATIONS", 1000)
+        assert "more than 1000 operations" in self.refused(tmp_path, b"\x80\x02}" + b"N0" * 1000 + b".")

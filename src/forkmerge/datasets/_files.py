@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import lzma
+import math
 import os
 import struct
+import sys
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
@@ -26,6 +28,7 @@ READING_ERRORS = (
 )
 """What numpy raises for a damaged .npy or .npz file: RuntimeError where a flag says that it is encrypted or packed in
 an unknown way, MemoryError where its header asks for too much, TokenError where that is no Python."""
+MOST_INFLATED = 1032  # bytes that a byte of a deflate stream can become: no header may promise more
 
 
 def data_folder(root: Root, what: str) -> Path:
@@ -147,7 +150,7 @@ class Pack:
     def __getitem__(self, name: str) -> Array:
         if name not in self._names:
             raise ProblemError(f"{self.path} has no array {name!r}, only {', '.join(sorted(self._names))}.")
-        array: Array = self._read(lambda arrays: arrays[name])
+        array: Array = self._read(lambda arrays: self._checked(arrays, name))
         return array
 
     def codes(self, name: str, sizes: int | Array, unknown: int | None = None) -> Array:
@@ -156,12 +159,44 @@ class Pack:
         check_codes(self.path, name, array, sizes, unknown)
         return array.astype(np.int64)
 
+    def _checked(self, arrays: Any, name: str) -> Array:
+        """Return an array whose header, directory entry and file agree on its size, before anything is inflated."""
+        archive: zipfile.ZipFile = arrays.zip
+        entry = archive.getinfo(name if name in archive.namelist() else f"{name}.npy")
+        if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise ValueError(f"array {name!r} is compressed in a way that numpy does not write")
+        room = min(entry.compress_size, self.path.stat().st_size) * (MOST_INFLATED if entry.compress_type else 1)
+        with archive.open(entry) as file:
+            version = np.lib.format.read_magic(file)
+            read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+            if version not in read_header:
+                raise ValueError(f"array {name!r} has version {version} of the format, which holds no numbers")
+            shape, _, dtype = read_header[version](file)
+            promised, start = math.prod(shape) * dtype.itemsize, file.tell()
+        if not dtype.itemsize or promised + start != entry.file_size or promised > room:
+            raise ValueError(
+                f"array {name!r} promises {promised} bytes, and its entry of {entry.compress_size} bytes cannot "
+                f"hold them"
+            )
+        if promised > (memory := _memory()):
+            raise ValueError(f"array {name!r} takes {promised} bytes, and this machine has {memory}")
+        array: Array = arrays[name]
+        return array
+
     def _read(self, get: Callable[[Any], Any]) -> Any:
         try:
             with self.path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
                 return get(arrays)
         except READING_ERRORS as error:
             raise ProblemError(f"cannot read {self.path}: {error}. Get the file again.") from None
+
+
+def _memory() -> int:
+    """Return the bytes of memory that this machine has; without a bound where it does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):  # Windows
+        return sys.maxsize
 
 
 def check_columns(pack: Pack, columns: Mapping[str, Sized]) -> None:

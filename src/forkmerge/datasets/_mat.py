@@ -8,13 +8,14 @@ References:
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import numpy as np
 
-from forkmerge.datasets._files import Array
+from forkmerge.datasets._files import MOST_INFLATED, Array
 from forkmerge.errors import ProblemError
 
 _HEADER = 128
@@ -22,7 +23,9 @@ _MATRIX, _COMPRESSED = 14, 15
 _TYPES = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}
 _CLASSES = dict(zip(range(6, 16), ("f8", "f4", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8"), strict=True))
 _COMPLEX = 0x08
-_LARGEST = 1 << 31  # bytes of a variable: the format's own limit, so that a small file cannot fill the memory
+_LARGEST = 1 << 31  # bytes of a variable: the format's own limit
+_HEAD = 1 << 12  # bytes that hold the type, the shape and the name of a variable
+_MOST_DIMENSIONS = 32
 
 
 class _BadMatFile(Exception):
@@ -39,7 +42,7 @@ def read_mat(path: Path, names: Collection[str]) -> dict[str, Array]:
         arrays: dict[str, Array] = {}
         for kind, content in _elements(data[_HEADER:], order):
             if kind == _COMPRESSED:
-                kind, content = next(_elements(_inflated(content), order))
+                kind, content = _inflated(content, order, names)
             if kind == _MATRIX:
                 _read_matrix(content, order, names, arrays)
     except _BadMatFile as error:
@@ -52,15 +55,44 @@ def read_mat(path: Path, names: Collection[str]) -> dict[str, Array]:
     return arrays
 
 
-def _inflated(content: memoryview) -> memoryview:
+def _inflated(content: memoryview, order: str, names: Collection[str]) -> tuple[int, memoryview]:
+    """Return the type and the content of a compressed element, no more of it than its own header promises.
+
+    Only its head where nobody asks for the variable: a small file may hold any number of them.
+    """
     inflate = zlib.decompressobj()
     try:
-        result = inflate.decompress(content, _LARGEST)
+        head = inflate.decompress(content, _HEAD)
+        if len(head) < 8:
+            raise _BadMatFile("a compressed variable is cut off")
+        kind, size = (int(word) for word in np.frombuffer(head[:8], f"{order}u4"))
+        if kind == _MATRIX and _name_of(memoryview(head)[8:], order) not in names:
+            return 0, memoryview(b"")
+        if size > min(_LARGEST, MOST_INFLATED * len(content)):
+            raise _BadMatFile(f"a compressed variable of {len(content)} bytes promises {size}, which is impossible")
+        rest = inflate.decompress(inflate.unconsumed_tail, max(size + 8 - len(head), 0) + 1)
     except zlib.error as error:
         raise _BadMatFile(f"a variable is damaged ({error})") from None
-    if not inflate.eof:
+    whole = memoryview(head + rest)[8:]
+    if len(whole) > size:
+        raise _BadMatFile(f"a compressed variable goes on after the {size} bytes that it promises")
+    if len(whole) < size or not inflate.eof:
         raise _BadMatFile("a compressed variable is cut off")
-    return memoryview(result)
+    return kind, whole
+
+
+def _name_of(head: memoryview, order: str) -> str | None:
+    """Return the name of a variable from the first bytes of it; None where they do not hold it."""
+    at = 0
+    for position in range(3):  # flags, shape, name
+        if at + 8 > len(head):
+            return None
+        first, second = (int(word) for word in np.frombuffer(head[at : at + 8], f"{order}u4"))
+        start, size = (at + 4, first >> 16) if first >> 16 else (at + 8, second)
+        if position == 2 and start + size <= len(head):
+            return bytes(head[start : start + size]).decode("ascii", "replace")
+        at += 8 if first >> 16 else 8 + size + -size % 8
+    return None
 
 
 def _elements(data: memoryview, order: str) -> Iterator[tuple[int, memoryview]]:
@@ -90,15 +122,19 @@ def _read_matrix(content: memoryview, order: str, names: Collection[str], arrays
     lengths = _numbers(next(parts), order)
     if not flags.size or flags.dtype.kind == "f" or lengths.dtype.kind == "f" or (lengths < 0).any():
         raise _BadMatFile("a variable has no type or an impossible shape")
+    if len(lengths) > _MOST_DIMENSIONS:
+        raise _BadMatFile(f"a variable has {len(lengths)} dimensions")
     shape = [int(length) for length in lengths]
     name = bytes(next(parts)[1]).decode("ascii", "replace")
     if name not in names:
         return
+    if name in arrays:
+        raise _BadMatFile(f"variable {name!r} is there twice")
     kind = int(flags[0]) & 0xFF
     if kind not in _CLASSES or int(flags[0]) >> 8 & _COMPLEX:
         raise _BadMatFile(f"variable {name!r} is no array of real numbers")
     values = _numbers(next(parts), order)
-    if values.size != np.prod(shape, dtype=np.int64):
+    if values.size != math.prod(shape):
         raise _BadMatFile(f"variable {name!r} has {values.size} values for the shape {shape}")
     arrays[name] = values.reshape(shape, order="F").astype(_CLASSES[kind], copy=False)
 
