@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import threading
 from typing import Any
 
 import pytest
 from torch import nn
 
 import forkmerge as fm
-from _asserts import assert_other_bits
+from _asserts import assert_other_bits, assert_same_run
 from problems import Refuse, fit, noisy_net, problem_with, seeded, shared_losses
 
 
@@ -59,3 +60,32 @@ def local_problem() -> fm.Problem:
 )
 def test_impossible_options_of_fit(refused: Refuse, options: dict[str, Any], message: str) -> None:
     refused(message, **options)
+
+
+@pytest.mark.parametrize("second", [fm.ForkMerge(interval=4), fm.PostTrain()], ids=["ForkMerge", "PostTrain"])
+def test_two_threads_cannot_be_inside_fit_at_once(second: fm.Algorithm) -> None:
+    """They would change each other's random states, and so their bits."""
+    alone, errors = fit(), list[BaseException]()
+
+    def from_another_thread(event: Any) -> None:
+        def train() -> None:
+            try:
+                fit(second, steps=4)
+            except fm.ProblemError as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=train)
+        thread.start()
+        thread.join()
+
+    assert_same_run(fit(observe=from_another_thread), alone)
+    assert errors
+    assert {str(error) for error in errors} == {str(errors[0])}
+    assert "another thread of this process is inside fit" in str(errors[0])
+    assert "one after the other" in str(errors[0])
+    fit(second, steps=4)  # afterwards nothing is in the way
+
+
+def test_a_fit_inside_a_fit_of_the_same_thread_changes_no_bit() -> None:
+    alone = fit()
+    assert_same_run(fit(observe=lambda event: event["event"] == "merge" and fit(steps=4)), alone)

@@ -13,7 +13,14 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from forkmerge.algorithms.fit import Algorithm, ModelOrFactory, build_model, check_numbers, training_options
+from forkmerge.algorithms.fit import (
+    Algorithm,
+    ModelOrFactory,
+    build_model,
+    check_numbers,
+    one_at_a_time,
+    training_options,
+)
 from forkmerge.algorithms.resolved_config import open_store, run_config, stored_training
 from forkmerge.algorithms.rounds import Observe
 from forkmerge.algorithms.run_record import Round, Run, environment
@@ -109,6 +116,7 @@ class Composed(Algorithm):
     def branch_steps(self, problem: Problem, steps: int) -> int:
         """Return the training steps of all parts together."""
 
+    @one_at_a_time
     def fit(
         self,
         problem: Problem,

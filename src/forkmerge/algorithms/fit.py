@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import fields, replace
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import nn
@@ -42,6 +43,28 @@ from forkmerge.problem.scoring import device_of
 _MOST_STEPS = 10**15  # which no machine does
 _MOST_THREADS = 256  # that a run may ask for on a small machine: as many as it was begun with on a large one
 ModelOrFactory = nn.Module | Callable[[], nn.Module]
+P = ParamSpec("P")
+R = TypeVar("R")
+_running = threading.RLock()  # by a thread, which may run the parts of a whole inside
+
+
+def one_at_a_time(fit: Callable[P, R]) -> Callable[P, R]:
+    """Refuse a `fit` while another thread is inside one: random states and flags of torch are the process's."""
+
+    @wraps(fit)
+    def alone(*arguments: P.args, **options: P.kwargs) -> R:
+        if not _running.acquire(blocking=False):
+            raise ProblemError(
+                "another thread of this process is inside fit: both would draw from the same random states, and "
+                "neither would have its own bits. Run one after the other, or each in a process of its own; "
+                "`forkmerge compare` does that for you."
+            )
+        try:
+            return fit(*arguments, **options)
+        finally:
+            _running.release()
+
+    return alone
 
 
 class Algorithm(ABC):
@@ -51,6 +74,7 @@ class Algorithm(ABC):
     def settings(self, problem: Problem) -> Settings:
         """Return the fork–merge run that this algorithm is."""
 
+    @one_at_a_time
     def fit(
         self,
         problem: Problem,

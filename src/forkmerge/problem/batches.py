@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+import sys
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
 from functools import partial
+from multiprocessing import parent_process
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
+from forkmerge.errors import ProblemError
 from forkmerge.problem.batch_reader import Reader, reader_of
 from forkmerge.problem.definition import Evaluation, Stream
 from forkmerge.problem.error_facts import note_origin
@@ -88,12 +91,31 @@ def batches(
         batch_size=None,  # items are whole batches already
         sampler=positions,
         num_workers=workers,
+        multiprocessing_context=loader_context(),
         generator=torch.Generator().manual_seed(seed),  # otherwise the loader draws from the global state
         collate_fn=_identity,
         pin_memory=device.type == "cuda",
     )
     started = iter(loader)  # now: processes are better forked before a thread of another stream runs
     return (move(batch, device) for batch in started)
+
+
+def loader_context() -> str | None:
+    """Return how processes that read examples start: as usual, but a worker process forks them, where that is safe.
+
+    It was spawned, and what it starts would be, too: for every segment anew, in seconds, and only what pickles.
+    """
+    return "fork" if parent_process() is not None and sys.platform == "linux" else None
+
+
+def check_loaders(streams: Iterable[Stream]) -> None:
+    """Refuse processes that read examples inside worker processes where these cannot fork them."""
+    if sys.platform != "linux" and any(reader_of(stream) is None for stream in streams):
+        raise ProblemError(
+            f"workers and loader_workers do not go together on {sys.platform}, where every worker would start its "
+            "loaders anew for every segment: leave loader_workers out, since every worker reads its own examples, or "
+            "use workers=1."
+        )
 
 
 def evaluation_batches(

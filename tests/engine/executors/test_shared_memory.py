@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from multiprocessing import Pipe
 from pathlib import Path
 
@@ -81,3 +83,18 @@ class TestParcel:
         parcel = Parcel(torch.zeros(1 << 16))
         one, other = (Parcel.open(parcel.places, parcel.memory) for _ in range(2))
         assert one.data_ptr() == other.data_ptr()
+
+
+@pytest.mark.parametrize("how", ["prompt", "script"])
+def test_names_of_a_notebook_or_a_prompt_are_noted(how: str, tmp_path: Path) -> None:
+    code = (
+        "from forkmerge.engine.executors.shared_memory import Parcel\n"
+        "class Net: pass\n"
+        "def losses(): pass\n"
+        "print(Parcel([Net(), losses, Parcel]).interactive)\n"
+    )
+    script = tmp_path / "script.py"
+    script.write_text(code)
+    words = [sys.executable, str(script)] if how == "script" else [sys.executable, "-"]
+    done = subprocess.run(words, input=code, capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert done.stdout == ("[]\n" if how == "script" else "['Net', 'losses']\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import forkmerge as fm
-from forkmerge.engine.executors import worker_team
+from forkmerge.engine.executors import shared_memory, worker_team
 from forkmerge.engine.executors.executor import Tell, WorkerError
 from forkmerge.engine.executors.shared_memory import Memory
 from forkmerge.engine.executors.worker_team import Event, Team
@@ -199,3 +200,13 @@ class TestStartingFewer:
         with few_files(3), pytest.raises(fm.ResourceError, match="no worker process can be started: too many open"):
             Team(1)
         assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_names_of_a_notebook_are_refused_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_memory, "_can_import_main", lambda: False)
+    monkeypatch.setattr(make_odd, "__module__", "__main__")
+    monkeypatch.setattr(sys.modules["__main__"], "make_odd", make_odd, raising=False)
+    with pytest.raises(
+        fm.ProblemError, match=r"^make_odd: defined in a notebook .* my_problem.py, .* or use workers=1"
+    ):
+        Team(0).start(make_odd)

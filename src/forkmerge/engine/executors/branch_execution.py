@@ -20,6 +20,7 @@ from forkmerge.engine.training.model_binding import ModelBinding
 from forkmerge.engine.training.release_memory import thrifty
 from forkmerge.engine.training.state import State
 from forkmerge.errors import ProblemError
+from forkmerge.problem.batches import check_loaders
 from forkmerge.problem.exact_sum import add_exactly, rounded
 
 _FIRST_SHARE = 16  # the first 1/16 of the first round shows what a step of every branch takes
@@ -197,6 +198,8 @@ def open_branches(job: TrainingJob, executor: Executor) -> Iterator[BranchExecut
             with thrifty(binding.layout.nbytes):
                 yield BranchExecution(executor, here)
             return
+        if job.training.loader_workers:
+            check_loaders(job.problem.stream_map.values())
         sent = job if job.rebuild is None else replace(job, problem=None)  # type: ignore[arg-type]  # rebuilt there
         if job.devices:
             job.model.to("cpu")  # or every worker would make it on the first device before it moves to its own

@@ -12,8 +12,10 @@ import os
 import pickle
 import secrets
 import socket
+import sys
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
+from types import FunctionType
 from typing import Any
 from weakref import finalize
 
@@ -137,11 +139,14 @@ class Parcel:
     """An object that pickles, kept in memory from which any number of processes can make it again.
 
     Large tensors and arrays are not copied there: processes read the same pages, until one of them writes.
+
+    Attributes:
+        interactive: The names in it that no other process can import, as they were typed in an interactive session.
     """
 
     def __init__(self, value: Any) -> None:
         buffers: list[pickle.PickleBuffer] = []
-        pickled = _Writer.dumps(value, buffers.append)
+        pickled, self.interactive = _Writer.dumps(value, buffers.append)
         pieces = [memoryview(pickled), *(buffer.raw() for buffer in buffers)]
         starts, end = [], 0
         for piece in pieces:
@@ -163,13 +168,20 @@ class Parcel:
 class _Writer(pickle.Pickler):
     """Pickles with large tensors out of band, as numpy's arrays are."""
 
+    interactive: list[str]
+    is_script: bool
+
     @classmethod
-    def dumps(cls, value: Any, keep: Callable[[pickle.PickleBuffer], Any]) -> bytes:
+    def dumps(cls, value: Any, keep: Callable[[pickle.PickleBuffer], Any]) -> tuple[bytes, list[str]]:
         file = io.BytesIO()
-        cls(file, protocol=5, buffer_callback=keep).dump(value)
-        return file.getvalue()
+        writer = cls(file, protocol=5, buffer_callback=keep)
+        writer.interactive, writer.is_script = [], _can_import_main()
+        writer.dump(value)
+        return file.getvalue(), writer.interactive
 
     def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, type | FunctionType) and value.__module__ == "__main__" and not self.is_script:
+            self.interactive.append(value.__qualname__)
         if type(value) is not Tensor or value.device.type != "cpu" or value.nbytes < _SMALL:
             return NotImplemented
         if value.layout != torch.strided or not value.is_contiguous() or value.requires_grad or vars(value):
@@ -178,6 +190,13 @@ class _Writer(pickle.Pickler):
             return NotImplemented
         raw: Any = value.reshape(-1).view(torch.uint8).numpy()
         return _tensor, (pickle.PickleBuffer(raw), value.dtype, tuple(value.shape))
+
+
+def _can_import_main() -> bool:
+    """Whether other processes can run the main module again: a script or `-m`, but no notebook and no prompt."""
+    main = sys.modules["__main__"]
+    spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+    return getattr(spec, "name", None) is not None or (file is not None and os.path.isfile(file))
 
 
 def _tensor(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:

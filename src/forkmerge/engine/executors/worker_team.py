@@ -254,12 +254,21 @@ class Team:
 
 def _parcel_of(make: Callable[[int], Handler]) -> Parcel:
     try:
-        return Parcel(make)
+        parcel = Parcel(make)
+    except ResourceError:
+        raise
     except Exception as error:
         raise ProblemError(
             f"worker processes need a problem, model and optimizer that pickle: {error}. Use module-level functions "
             "and classes instead of lambdas and local ones, or workers=1."
         ) from None
+    if names := list(dict.fromkeys(parcel.interactive)):
+        shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        raise ProblemError(
+            f"{shown}: defined in a notebook or at a prompt, which worker processes cannot import. Write them to a "
+            "file, such as my_problem.py, and import them from there, or use workers=1."
+        )
+    return parcel
 
 
 def _cannot_start(why: str) -> str:
