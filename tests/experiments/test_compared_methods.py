@@ -8,7 +8,13 @@ import pytest
 
 import forkmerge as fm
 from compare_problem import recipe
-from forkmerge.experiments.compared_methods import compared_method_from, compared_methods_from, takes, with_setting
+from forkmerge.experiments.compared_methods import (
+    PAPER,
+    compared_method_from,
+    compared_methods_from,
+    takes,
+    with_setting,
+)
 from forkmerge.experiments.comparison import plan_comparison
 from forkmerge.experiments.cost_of_run import branch_count
 
@@ -112,3 +118,28 @@ def test_runs_that_take_the_place_of_branches_count_as_such(word):
 def test_what_a_word_fixes_is_not_tuned():
     fixed, free = compared_methods_from("ew[lr=0.003],ew")
     assert (takes(fixed, recipe(), "lr"), takes(free, recipe(), "lr")) == (False, True)
+
+
+def test_the_authors_scripts_run_every_method_their_way_and_return_the_best_model():
+    words = [method.word for method in compared_methods_from("authors_scripts")]
+    assert words == [f"authors_scripts:{word}" for word in PAPER]
+    assert compared_methods_from("originals") == compared_methods_from("paper")
+    built = {m.label: m.algorithm(recipe(), refit=False) for m in compared_methods_from("authors_scripts")}
+    assert {algorithm.select for algorithm in built.values()} == {"best"}
+    assert built["STL, authors' scripts"] == fm.SingleTask(recipe().algorithm.interval, "best")
+    assert built["GCS, authors' scripts"].method == fm.methods.GCS(weighted=False)
+    merged = built["ForkMerge, authors' scripts"]
+    assert (merged.checkpoint, merged.search) == ("best_so_far", fm.Greedy())
+
+
+def test_a_flavour_stands_before_any_word_and_options_follow_it():
+    (method,) = compared_methods_from("authors_scripts:forkmerge-aux+ol-aux[every=3]")
+    algorithm = method.algorithm(recipe(), refit=False)
+    assert algorithm.method == replace(fm.methods.OL_AUX.authors_scripts(), every=3)
+    assert compared_method_from("originals:gcs") == compared_method_from("gcs")
+
+
+@pytest.mark.parametrize("word", ["recipe", "stl-best:3", "torchjd:UPGrad"])
+def test_what_the_scripts_do_not_have_is_refused(word):
+    with pytest.raises(fm.ConfigError, match=r"is not in the authors' scripts"):
+        compared_method_from(f"authors_scripts:{word}")

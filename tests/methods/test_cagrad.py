@@ -42,3 +42,15 @@ def test_the_step_is_the_best_worst_case_within_the_ball() -> None:
 def test_wrong_options_are_refused_when_given(options: dict[str, Any], message: str) -> None:
     with pytest.raises(fm.ProblemError, match=message):
         CAGrad(**options)
+
+
+def test_the_authors_scripts_take_half_the_mean_as_radius_and_rescale() -> None:
+    """d = (g_0 + c‖g_0‖ g_w/‖g_w‖)/(1 + c²); g_w is the convex combination of least ⟨g_w, g_0⟩ + c‖g_0‖‖g_w‖."""
+    mean = GRADIENTS.mean(0)
+    radius = 0.5 * np.linalg.norm(mean)
+    shares = np.stack(np.meshgrid(np.linspace(0, 1, 1001), np.linspace(0, 1, 1001)), -1).reshape(-1, 2)
+    shares = shares[shares.sum(1) <= 1]
+    mixed = np.column_stack([shares, 1 - shares.sum(1)]) @ GRADIENTS
+    best = mixed[(mixed @ mean + radius * np.linalg.norm(mixed, axis=1)).argmin()]
+    expected = (mean + radius * best / np.linalg.norm(best)) / 1.25
+    np.testing.assert_allclose(-step(CAGrad.authors_scripts())[0], expected, atol=2e-3)

@@ -9,6 +9,7 @@ import pytest
 
 import forkmerge as fm
 from forkmerge.methods import Method, NashMTL
+from forkmerge.methods._nash import clipped
 from forkmerge.testing import MethodConformance
 from method_steps import step, view
 
@@ -50,3 +51,21 @@ class TestNashMTL(MethodConformance):
 def test_wrong_options_are_refused_when_given(options: dict[str, Any], message: str) -> None:
     with pytest.raises(fm.ProblemError, match=message):
         NashMTL(**options)
+
+
+class TestAuthorsScripts(MethodConformance):
+    """Truncated, clipped at 1, heads weighted."""
+
+    def make(self) -> Method:
+        return NashMTL.authors_scripts()
+
+    def test_the_direction_is_clipped_at_one_and_heads_have_the_weights_before(self) -> None:
+        method = NashMTL.authors_scripts()
+        state = method.start(view([1.0, 1.0]).setup)
+        weights = method.weights(np.diag([4.0, 0.25]), view([1.0, 1.0]), state)  # G a = 1/a: a = (½, 2), length √2
+        np.testing.assert_allclose(weights, np.array([0.5, 2.0]) / np.sqrt(2), rtol=1e-3)
+        np.testing.assert_allclose(method.head_weights(weights, view([1.0, 1.0]), state), [0.5, 2.0], rtol=1e-3)
+
+    def test_a_short_direction_is_not_lengthened(self) -> None:
+        gramian, short = np.diag([4.0, 0.25]), np.array([0.1, 0.2])
+        np.testing.assert_array_equal(clipped(short, gramian, 1.0), short)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,10 +15,12 @@ from forkmerge.methods import (
     MGDA,
     OL_AUX,
     AutoLambda,
+    CAGrad,
     GradVac,
     Method,
     NashMTL,
     PCGrad,
+    flavours_markdown,
     method_from,
     methods_markdown,
     methods_table,
@@ -74,3 +77,32 @@ class TestNames:
         page = (ROOT / "docs" / "methods.md").read_text("utf-8")
         for table in methods_markdown().strip().split("\n\n"):
             assert table in page
+
+
+class TestFlavours:
+    """Every method as in its own paper, and as in the scripts of ForkMerge's authors."""
+
+    def test_originals_are_the_defaults(self) -> None:
+        for name, kind in METHODS.items():
+            assert kind.originals() == kind() == method_from(f"originals:{name}")
+
+    def test_what_the_authors_scripts_change(self) -> None:
+        changed = [name for name, kind in METHODS.items() if kind.authors_scripts() != kind()]
+        assert changed == [
+            *("UW", "MGDA", "GradNorm", "GradVac", "CAGrad", "NashMTL", "GCS", "OL_AUX", "ARML", "TargetAwareGradVac"),
+        ]
+        for name, kind in METHODS.items():
+            assert method_from(f"authors_scripts:{name}") == kind.authors_scripts()
+
+    def test_names_and_options_are_spelled_like_the_others(self) -> None:
+        assert method_from("Authors-Scripts:ol_aux(every=3)") == replace(OL_AUX.authors_scripts(), every=3)
+        assert method_from({"name": "authors_scripts:CAGrad", "c": 0.2}) == CAGrad(c=0.2, rescale="square")
+
+    def test_an_option_of_the_other_flavour_is_refused_by_name(self) -> None:
+        with pytest.raises(fm.ProblemError, match="unknown option of FreeARML 'every'"):
+            method_from("authors_scripts:ARML(every=3)")
+        with pytest.raises(fm.ProblemError, match="Did you mean 'GCS'"):
+            method_from("authors_scripts:GSC")
+
+    def test_the_page_shows_the_table(self) -> None:
+        assert flavours_markdown().strip() in (ROOT / "docs" / "methods.md").read_text("utf-8")

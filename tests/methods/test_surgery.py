@@ -52,3 +52,12 @@ class TestTargetAwareGradVac(MethodConformance):
 @pytest.mark.parametrize("method", [TargetAwarePCGrad(), TargetAwareGradVac()])
 def test_towards_the_target_g_b_loses_its_part_along_g_m_and_nothing_else_changes(method: Method) -> None:
     assert_first_direction(method, (-2.0, -1.5))
+
+
+@pytest.mark.parametrize("kind", [GradVac, TargetAwareGradVac])
+def test_goals_of_the_authors_scripts_follow_half_way(kind: type[GradVac | TargetAwareGradVac]) -> None:
+    method = kind.authors_scripts()
+    state = method.start(view([1.0, 1.0]).setup)
+    for at, goal in enumerate((0.3, 0.45, 0.525)):
+        method.weights(np.array([[1.0, 0.6], [0.6, 1.0]]), view([1.0, 1.0], at), state)
+        assert state["goals"][1][0] == pytest.approx(goal)

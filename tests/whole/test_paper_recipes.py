@@ -218,6 +218,7 @@ def test_branches_of_a_sweep_are_those_of_the_table(data: Path) -> None:
     for method in comparison.methods:
         algorithm = method.algorithm(recipe, refit=False)
         pruned = getattr(algorithm, "prune_to", None)
+        assert pruned is None or algorithm.prune_keeps == "largest", "pruned as the paper says"
         branches[method.word] = (branch_count(algorithm, recipe.problem), pruned)
     assert list(branches.values()) == [(1, None), (2, None), (6, 3), (6, 4), (6, None)]
 

@@ -136,10 +136,10 @@ def check_stream(
             "per channel there: use a batch size of at least 2, or another normalisation."
         ) from None
     check_losses(name, tasks, losses)
-    if training.gradients == "representation" and training.method is not None and not cuts:
+    if training.compared_at != "parameters" and training.method is not None and not cuts:
         raise ProblemError(
-            f"gradients='representation' needs a declared one, and the losses of stream {name!r} declare none: write "
-            "z = context.shared(encoder(x)) there, or use gradients='parameters'."
+            f"gradients={training.compared_at!r} needs a declared one, and the losses of stream {name!r} declare none: "
+            "write z = context.shared(encoder(x)) there, or use gradients='parameters'."
         )
 
 

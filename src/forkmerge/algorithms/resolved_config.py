@@ -135,7 +135,14 @@ def stored_training(folder: str | os.PathLike[str] | None, resume: bool) -> dict
 
 # What runs did that were begun before there was a choice: of training, and of algorithms and methods by name.
 _FORMER = {"statistics": "all", "lr_of": None}
-_FORMER_OPTIONS: dict[str, dict[str, Any]] = {"ForkMerge": {"prune_keeps": "target"}}
+_FORMER_OPTIONS: dict[str, dict[str, Any]] = {
+    "ForkMerge": {"prune_keeps": "target"},
+    "GradNorm": {"softmax": False, "weighted_heads": True, "gradients": None},
+    "MGDA": {"gradients": None},
+    "NashMTL": {"weighted_heads": False},
+    "OL_AUX": {"applied": "before", "weighted_heads": True},
+    "UW": {"initial": 0.0},
+}
 
 
 @contextmanager
@@ -185,7 +192,9 @@ def open_store(
             stored = {**_FORMER, **(stored or {}), "loader_workers": value["loader_workers"]}
         if key == "problem":  # older runs do not say how many examples they evaluated at a time
             stored = {**stored, "validation": {"batch_size": value["validation"]["batch_size"], **stored["validation"]}}
-        stored = _with_current_paths(_with_former_options(stored) if key == "algorithm" else stored, value)
+        if key in ("algorithm", "training"):
+            stored = _with_former_options(stored)
+        stored = _with_current_paths(stored, value)
         if key != "source" and stored != value:
             store.close()
             raise StoreError(

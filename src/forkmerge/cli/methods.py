@@ -31,6 +31,8 @@ def list_methods(*, as_json: bool, markdown: bool) -> None:
         "Case, - and _ do not matter.",
         "WORD+METHOD uses a method inside forkmerge, forkmerge-aux, posttrain or grid: forkmerge+pcgrad.",
         "WORD[key=value,…] sets options of a method, its algorithm or lr: forkmerge[interval=500], ew[lr=0.003].",
+        "authors_scripts:WORD runs a method as ForkMerge's authors do in their scripts: authors_scripts:gcs; "
+        "authors_scripts alone is all sixteen.",
         "torchjd:NAME is any scalarizer, weighting or aggregator of TorchJD: torchjd:UPGrad.",
     )
     facts = [(row["name"], *(str(row[fact]) for fact in shown)) for row in rows]

@@ -15,8 +15,9 @@ class CompareOptions:
     """The options of a comparison.
 
     Args:
-        methods: Words, in a list or comma-separated; `paper` for the paper's sixteen, `all` for all of ours; a word may
-            have options, `WORD[key=value,…]`. Single-task training is added where it is missing.
+        methods: Words, in a list or comma-separated; `paper` for the paper's sixteen, `authors_scripts` for these as in
+            the scripts of its authors, `all` for all of ours; a word may have options, `WORD[key=value,…]`. Single-task
+            training is added where it is missing.
         targets: Target tasks, alike; "all" for all that can be scored; None for the recipe's own.
         seeds: How many, or which.
         tune: `{option: values}`, as in `Comparison`.

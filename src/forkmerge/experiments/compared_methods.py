@@ -15,7 +15,7 @@ from forkmerge.errors import ConfigError, ForkMergeError, unknown_name
 from forkmerge.experiments.recipe import Recipe
 from forkmerge.methods import METHODS, method_from
 from forkmerge.methods.option_syntax import show_options, split_options, split_words
-from forkmerge.methods.registry import method_key
+from forkmerge.methods.registry import FLAVOURS, TORCHJD, method_key, split_flavour
 
 BASELINE = "stl"
 PAPER = (
@@ -24,6 +24,11 @@ PAPER = (
 )
 """The sixteen methods of the paper's main tables."""
 
+_GROUPS = {
+    "paper": PAPER,
+    "originals": PAPER,
+    "authors_scripts": tuple(f"authors_scripts:{word}" for word in PAPER),
+}
 _OURS = ("grid", "posttrain", "forkmerge", "forkmerge-aux", "forkmerge-uniform")
 _RUNS = {
     "stl": ("STL", "single-task training, which everything is compared with"),
@@ -62,6 +67,7 @@ class ComparedMethod:
         method: How tasks are combined inside it, by name.
         count: The number of runs, where there are several.
         options: Options of its algorithm, its method or the optimizer (`lr`), as in `with_setting`.
+        scripts: Whether it is run as in the authors' scripts, which return the best model on validation.
     """
 
     word: str
@@ -70,6 +76,7 @@ class ComparedMethod:
     method: str | None = None
     count: int = 1
     options: tuple[tuple[str, Any], ...] = ()
+    scripts: bool = False
 
     def prepare(self, recipe: Recipe, *, refit: bool) -> Recipe:
         """Return the recipe with this method, whose options the recipe's own algorithm gives as far as all share them.
@@ -97,7 +104,7 @@ class ComparedMethod:
         if self.base == "recipe":
             return replace(recipe.algorithm, refit=refit)  # type: ignore[type-var]  # every algorithm is a dataclass
         own = recipe.algorithm
-        common = {**recipe.shared_options, "refit": refit}
+        common = {**recipe.shared_options, **({"select": "best"} if self.scripts else {}), "refit": refit}
         if self.base.startswith("forkmerge"):
             return self._forkmerge(recipe, refit)
         if self.base == "posttrain":
@@ -118,14 +125,20 @@ class ComparedMethod:
         mixtures, uniform = _BRANCHES[base](), {"search": Fixed()} if base != self.base else {}
         count = len(mixtures.build(recipe.problem, {}))
         # Reference metrics belong to one target; without them the target-only branch of round 1 gives them.
-        return recipe.forkmerge(mixtures, count, method=self.method, reference=None, refit=refit, **uniform)
+        made = recipe.forkmerge(mixtures, count, method=self.method, reference=None, refit=refit, **uniform)
+        scripts = ForkMerge.authors_scripts()
+        own = {name: getattr(scripts, name) for name in ("checkpoint", "search", "select")}
+        return replace(made, **{**own, **uniform}) if self.scripts else made
 
 
 COMPARED_METHODS = {word: ComparedMethod(word, label, word) for word, (label, _) in _RUNS.items()}
 
 
 def compared_methods_from(text: str) -> list[ComparedMethod]:
-    """Return the methods of a comma-separated list of words, each once; `paper` and `all` stand for many.
+    """Return the methods of a comma-separated list of words, each once; some words stand for many.
+
+    `paper` and `originals` are the sixteen of the paper's tables, each as in its own paper; `authors_scripts` the same
+    as in the scripts of ForkMerge's authors; `all` are all methods of ours.
 
     A word may have options, `WORD[key=value,…]`: those of its algorithm or method, and `lr`.
 
@@ -135,7 +148,7 @@ def compared_methods_from(text: str) -> list[ComparedMethod]:
     """
     methods: dict[str, ComparedMethod] = {}
     for word in split_words(text):
-        group = {"paper": PAPER, "all": everything()}.get(word.lower(), [word])
+        group = _GROUPS.get(word.lower()) or (everything() if word.lower() == "all" else [word])
         for member in map(compared_method_from, group):
             methods.setdefault(member.word, member)
     if not methods:
@@ -159,6 +172,20 @@ def compared_method_from(word: str) -> ComparedMethod:
 
 
 def _without_options(word: str) -> ComparedMethod:
+    flavour, name = split_flavour(word)
+    if not flavour:
+        return _without_flavour(word)
+    method = _without_flavour(name)
+    if flavour == "originals":
+        return method
+    if method.base == "recipe" or method.count > 1 or str(method.method).startswith(TORCHJD):
+        raise ConfigError(f"--methods: {name!r} is not in the authors' scripts: write it without {flavour}:.")
+    named = None if method.method is None else f"{flavour}:{method.method}"
+    word, label = f"{flavour}:{method.word}", f"{method.label}, authors' scripts"
+    return replace(method, word=word, label=label, method=named, scripts=True)
+
+
+def _without_flavour(word: str) -> ComparedMethod:
     lower = word.lower()
     if lower in COMPARED_METHODS:
         return COMPARED_METHODS[lower]
@@ -190,7 +217,10 @@ def _method_name(text: str) -> str:
             *(_word(name) for name in METHODS),
             "torchjd:NAME",
             "forkmerge+METHOD",
+            "originals:WORD",
+            "authors_scripts:WORD",
             "paper",
+            *FLAVOURS,
             "all",
         ]
         raise ConfigError("--methods: " + unknown_name("method", text.lower(), dict.fromkeys(words)))

@@ -19,7 +19,7 @@ from forkmerge.methods._uncertainty import UW
 from forkmerge.methods.base import GramianMethod, LossMethod, MatrixMethod, Method, MethodState, View, adam, spread
 from forkmerge.methods.context import Array, Setup
 from forkmerge.methods.data_sheet import facts_of
-from forkmerge.methods.registry import METHODS, method_from, methods_markdown, methods_table
+from forkmerge.methods.registry import METHODS, flavours_markdown, method_from, methods_markdown, methods_table
 
 __all__ = [
     "ARML",
@@ -54,6 +54,7 @@ __all__ = [
     "View",
     "adam",
     "facts_of",
+    "flavours_markdown",
     "method_from",
     "methods_markdown",
     "methods_table",

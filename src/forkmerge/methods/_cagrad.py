@@ -36,6 +36,11 @@ class CAGrad(GramianMethod):
     def __post_init__(self) -> None:
         cagrad([[1.0]], self.c, self.rescale)  # refuses what it cannot use
 
+    @classmethod
+    def authors_scripts(cls) -> CAGrad:
+        """With c = 0.5, divided by 1 + c²."""
+        return cls(c=0.5, rescale="square")
+
     def weights(self, gramian: Array, view: View, state: MethodState) -> Array:
         """Return the exact solution."""
         del view, state

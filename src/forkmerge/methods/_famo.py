@@ -35,7 +35,8 @@ class FAMO(LossMethod):
         Liu et al., FAMO: Fast Adaptive Multitask Optimization, NeurIPS 2023, Algorithm 1.
 
     Note:
-        γ = 0.001 is the paper's; the authors' code has 0.00001. Like that code, ξ moves by Adam.
+        γ is chosen by problem: the authors' code has 0.01 by default and for CelebA, and 0.001 for QM9, which is the
+        default here. Like in that code, ξ moves by Adam; that code also clips the shared gradient at 1.
     """
 
     lr: float = 0.025

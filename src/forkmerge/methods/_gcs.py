@@ -33,6 +33,11 @@ class GCS(GramianMethod):
     needs_target = True
     weighted: bool = True
 
+    @classmethod
+    def authors_scripts(cls) -> GCS:
+        """The unweighted version."""
+        return cls(weighted=False)
+
     def weights(self, gramian: Array, view: View, state: MethodState) -> Array:
         """Return 1 for the target and how far each auxiliary agrees with it."""
         del state

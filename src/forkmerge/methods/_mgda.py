@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from forkmerge.errors import ProblemError
-from forkmerge.methods.base import GramianMethod, MethodState, View
+from forkmerge.methods.base import GramianMethod, MethodState, View, Where, check_where
 from forkmerge.methods.context import Array
 from forkmerge.methods.solvers import min_norm, min_norm_frank_wolfe
 
@@ -25,6 +25,8 @@ class MGDA(GramianMethod):
             "loss", or both ("loss+"). The weights then multiply the gradients as they were.
         solver: "exact", or the original's truncated "frank_wolfe".
         iterations: The most Frank-Wolfe steps.
+        gradients: Where gradients are compared: at the "parameters", at the "representation", or there summed over the
+            batch, "summed_representation"; None follows `fit(gradients=…)`.
 
     State: none.
     Passes: one backward pass per task.
@@ -43,12 +45,19 @@ class MGDA(GramianMethod):
     normalize: Literal["none", "l2", "loss", "loss+"] = "none"
     solver: Literal["exact", "frank_wolfe"] = "exact"
     iterations: int = 250
+    gradients: Where | None = None
 
     def __post_init__(self) -> None:
         if self.normalize not in ("none", "l2", "loss", "loss+"):
             raise ProblemError(f"normalize must be none, l2, loss or loss+, got {self.normalize!r}.")
         if self.solver not in ("exact", "frank_wolfe"):
             raise ProblemError(f"solver must be exact or frank_wolfe, got {self.solver!r}.")
+        check_where(self.gradients)
+
+    @classmethod
+    def authors_scripts(cls) -> MGDA:
+        """Truncated, at the representation, whose gradients are summed over the batch."""
+        return cls(solver="frank_wolfe", gradients="summed_representation")
 
     def weights(self, gramian: Array, view: View, state: MethodState) -> Array:
         """Return the weights of the shortest vector in the convex hull."""

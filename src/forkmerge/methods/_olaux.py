@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
-from forkmerge.errors import check_count
+from forkmerge.errors import ProblemError, check_count
 from forkmerge.methods.base import GramianMethod, MethodState, View
 from forkmerge.methods.context import Array, Setup
 
@@ -16,18 +17,20 @@ class OL_AUX(GramianMethod):
     """Online learning for auxiliary losses: d = g_m + Σ w_k g_k, and every N steps w_k += β α Σ ⟨g_m, g_k⟩ over them.
 
     α is the model's learning rate: to first order, how much a step on L_k lowers L_m. w starts at 1, and a step uses
-    the weights from before its own update. Weights may become negative.
+    the weights from before its own update, unless they are `applied` after. Weights may become negative.
 
     Args:
         every: N.
         beta: β.
-        cosine: Sum cosines in place of inner products and leave α out: the variant of the authors' scripts.
+        cosine: Sum cosines in place of inner products and leave α out.
+        applied: Whether a step that moves the weights uses those from "before" or "after".
+        weighted_heads: Whether heads' gradients are multiplied by w, too.
 
     State: w and the running sums, one number per task each.
     Passes: one backward pass per task.
     Memory: K shared gradients.
     Target: needed.
-    Heads: weighted like the rest.
+    Heads: weighted like the rest, unless `weighted_heads` is False.
 
     References:
         Lin et al., Adaptive Auxiliary Task Weighting for Reinforcement Learning, NeurIPS 2019, Algorithm 1.
@@ -38,14 +41,18 @@ class OL_AUX(GramianMethod):
     every: int = 5
     beta: float = 1.0
     cosine: bool = False
+    applied: Literal["before", "after"] = "before"
+    weighted_heads: bool = True
 
     def __post_init__(self) -> None:
         check_count("every", self.every)
+        if self.applied not in ("before", "after"):
+            raise ProblemError(f"applied must be before or after, got {self.applied!r}.")
 
     @classmethod
     def authors_scripts(cls) -> OL_AUX:
-        """The variant of the authors' scripts: cosines, β = 1e-4, N = 5."""
-        return cls(every=5, beta=1e-4, cosine=True)
+        """Cosines without α, β = 1e-4, N = 5; every fifth step uses the weights it has moved; heads are unweighted."""
+        return cls(every=5, beta=1e-4, cosine=True, applied="after", weighted_heads=False)
 
     def start(self, setup: Setup) -> MethodState:
         """Start from weights of 1."""
@@ -54,7 +61,7 @@ class OL_AUX(GramianMethod):
     def weights(self, gramian: Array, view: View, state: MethodState) -> Array:
         """Return w, and move it at the end of an interval."""
         weights, sums = np.array(state["weights"]), np.array(state["sums"])
-        used = weights[view.indices]
+        before = weights[view.indices]
         if view.target is not None:
             products = gramian[view.target].copy()
             if self.cosine:
@@ -67,4 +74,9 @@ class OL_AUX(GramianMethod):
             weights += self.beta * (1.0 if self.cosine else float(view.lr)) * sums
             sums, state["steps"] = np.zeros_like(sums), 0
         state.update(weights=weights.tolist(), sums=sums.tolist())
-        return used
+        return before if self.applied == "before" else weights[view.indices]
+
+    def head_weights(self, weights: Array, view: View, state: MethodState) -> Array | None:
+        """Return w, if heads are weighted."""
+        del view, state
+        return weights if self.weighted_heads else None

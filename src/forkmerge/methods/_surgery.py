@@ -84,6 +84,11 @@ class GradVac(GramianMethod):
 
     beta: float = 0.01
 
+    @classmethod
+    def authors_scripts(cls) -> GradVac:
+        """With β = 0.5."""
+        return cls(beta=0.5)
+
     def start(self, setup: Setup) -> MethodState:
         """Start from goals of 0."""
         return {"goals": [[0.0] * len(setup.tasks) for _ in setup.tasks]}
@@ -115,6 +120,11 @@ class TargetAwareGradVac(GramianMethod):
 
     needs_target = True
     beta: float = 0.01
+
+    @classmethod
+    def authors_scripts(cls) -> TargetAwareGradVac:
+        """With β = 0.5."""
+        return cls(beta=0.5)
 
     def start(self, setup: Setup) -> MethodState:
         """Start from goals of 0."""

@@ -15,10 +15,12 @@ from forkmerge.methods.context import Setup
 class UW(LossMethod):
     """Uncertainty weighting: minimise Σ_k ½ e^(−s_k) L_k + ½ s_k over the model and the log-variances s.
 
-    The weights are ½ e^(−s_k), ½ at the start; s moves along its own gradient ½ (1 − e^(−s_k) L_k).
+    The weights are ½ e^(−s_k), ½ at the start, where s is 0; s moves along its own gradient ½ (1 − e^(−s_k) L_k).
 
     Args:
         lr: Learning rate of s; None follows the model's: that of its first parameter group, or of `fit(lr_of=…)`.
+        initial: s at the start. The paper does not say; LibMTL and the authors' scripts of ForkMerge start from −0.5,
+            weights of 0.82.
 
     State: s, one number per task, and its Adam moments.
     Passes: none beyond the step's own.
@@ -35,10 +37,16 @@ class UW(LossMethod):
     """
 
     lr: float | None = None
+    initial: float = 0.0
+
+    @classmethod
+    def authors_scripts(cls) -> UW:
+        """From s = −0.5."""
+        return cls(initial=-0.5)
 
     def start(self, setup: Setup) -> MethodState:
-        """Start from equal variances of 1."""
-        return {"logs": constant(0.0, setup)}
+        """Start from equal variances."""
+        return {"logs": constant(self.initial, setup)}
 
     def weights(self, losses: Tensor, view: View, state: MethodState) -> Tensor:
         """Return ½ e^(−s), and move s."""

@@ -5,14 +5,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
 
+from forkmerge.errors import ProblemError
 from forkmerge.methods.context import Array, MethodContext, Setup
 from forkmerge.problem.randomness import derive
 
+Where = Literal["parameters", "representation", "summed_representation"]
+"""Where gradients are compared: at the shared parameters; at the declared representation, example by example, or summed
+over the batch."""
 MethodState = dict[str, Any]
 """Numbers, lists and tensors: saved with the branch, never merged."""
 
@@ -77,10 +81,22 @@ class Method(ABC):  # noqa: B024 - its three kinds below have the abstract metho
     Attributes:
         needs_target: Whether the method treats the target differently; a branch without it is then refused.
         weighs_heads: Whether parameters that only one task reaches get weighted gradients, too.
+        gradients: Where gradients are compared; None follows `fit(gradients=…)`.
     """
 
     needs_target: ClassVar[bool] = False
     weighs_heads: ClassVar[bool] = False
+    gradients: Where | None = None
+
+    @classmethod
+    def originals(cls) -> Method:
+        """The method as its own paper has it: the defaults."""
+        return cls()
+
+    @classmethod
+    def authors_scripts(cls) -> Method:
+        """The method as ForkMerge's authors compare with it in their scripts; what those do not change is the same."""
+        return cls()
 
     def start(self, setup: Setup) -> MethodState:
         """Return the state before the first step."""
@@ -128,6 +144,12 @@ class MatrixMethod(Method):
     @abstractmethod
     def direction(self, matrix: Tensor, view: View, state: MethodState) -> Tensor:
         """Return the direction [n] from the gradients [K, n]."""
+
+
+def check_where(gradients: Where | None) -> None:
+    """Refuse an unknown place to compare gradients at."""
+    if gradients is not None and gradients not in get_args(Where):
+        raise ProblemError(f"gradients must be {', '.join(get_args(Where))} or None, got {gradients!r}.")
 
 
 def has_hook(method: Method, name: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields, replace
 from typing import Any
 
 from forkmerge.errors import ConfigError, ProblemError, unknown_name
@@ -53,14 +54,16 @@ METHODS: dict[str, type[Method]] = {method.__name__: method for method in _LISTE
 """Every method of ours by its class name: weights from losses, from gradients, and for a target's sake."""
 
 TORCHJD = "torchjd:"
+FLAVOURS = ("originals", "authors_scripts")
+"""Whose version of a method: its own paper's, which is the default, or that of the scripts of ForkMerge's authors."""
 
 
 def method_from(value: object) -> Method | None:
     """Return a method from a method, its name, a TorchJD object or its name, or `{"name": …, **options}`.
 
     Case, "-" and "_" do not matter in names of ours: "Nash-MTL" is `NashMTL()`, "auto-λ" is `AutoLambda()`. TorchJD's
-    follow "torchjd:". Names may have options in Python's spelling: "GradVac(beta=0.1)", "torchjd:CAGrad(c=0.5)". None
-    stays None.
+    follow "torchjd:". "authors_scripts:GCS" is `GCS.authors_scripts()`, and "originals:GCS" is `GCS()`. Names may have
+    options in Python's spelling: "GradVac(beta=0.1)", "torchjd:CAGrad(c=0.5)". None stays None.
 
     Example:
         >>> method_from("nash-mtl(every=4)").every
@@ -97,16 +100,31 @@ def _parsed(text: str) -> tuple[str, dict[str, Any]]:
         raise ProblemError(f"cannot read the method {text!r}: write options as in 'GradVac(beta=0.1)'.") from None
 
 
-def _built(name: str, options: Mapping[str, Any]) -> Method:
+def split_flavour(text: str) -> tuple[str, str]:
+    """Return a name's flavour, "" if it says none, and what follows.
+
+    Example:
+        >>> split_flavour("authors_scripts:GCS")
+        ('authors_scripts', 'GCS')
+    """
+    flavour, colon, name = text.partition(":")
+    spelled = {method_key(each): each for each in FLAVOURS}.get(method_key(flavour), "") if colon else ""
+    return (spelled, name) if spelled else ("", text)
+
+
+def _built(text: str, options: Mapping[str, Any]) -> Method:
+    flavour, name = split_flavour(text)
     kinds = {method_key(key): method for key, method in METHODS.items()}
     kind = kinds.get(method_key(name))
     if kind is None:
-        names = [*METHODS, f"{TORCHJD}NAME (any class of torchjd.aggregation or torchjd.scalarization)"]
-        raise ProblemError(unknown_name("method", name, names))
+        listed = [*METHODS, f"{TORCHJD}NAME (any class of torchjd.aggregation or torchjd.scalarization)"]
+        raise ProblemError(unknown_name("method", name, listed))
+    base: Method = kind() if flavour != "authors_scripts" else kind.authors_scripts()
+    names = facts_of(type(base))["options"]
     for option in options:
-        if option not in facts_of(kind)["options"]:
-            raise ProblemError(unknown_name(f"option of {kind.__name__}", option, facts_of(kind)["options"]))
-    return kind(**options)
+        if option not in names:
+            raise ProblemError(unknown_name(f"option of {type(base).__name__}", option, names))
+    return replace(base, **options)  # type: ignore[type-var]  # every method is a dataclass
 
 
 def methods_table() -> list[dict[str, Any]]:
@@ -126,6 +144,21 @@ def methods_markdown() -> str:
         options = ", ".join(f"`{key}={value!r}`" for key, value in row["options"].items())
         papers.append(f"| `{row['name']}` | {options} | {row['paper']} | {row['note']} |")
     return "\n".join(costs) + "\n\n" + "\n".join(papers) + "\n"
+
+
+def flavours_markdown() -> str:
+    """Return the table of `docs/methods.md` of how the authors' scripts have a method, where not as its default."""
+    rows = ["| method | in the authors' scripts |", "|---|---|"]
+    for name, kind in METHODS.items():
+        plain, scripts = kind.originals(), kind.authors_scripts()
+        if scripts == plain:
+            continue
+        names = [item.name for item in fields(scripts)]  # type: ignore[arg-type]  # every method is a dataclass
+        changed = {key: getattr(scripts, key) for key in names if getattr(scripts, key) != getattr(plain, key, None)}
+        options = ", ".join(f"{key}={value!r}" for key, value in changed.items())
+        about = " ".join((kind.authors_scripts.__doc__ or "").split())
+        rows.append(f"| `{name}` | `{type(scripts).__name__}({options})`: {about} |")
+    return "\n".join(rows) + "\n"
 
 
 def method_key(name: str) -> str:

@@ -146,8 +146,12 @@ class TaskCombiner:
                     parameter.grad = g if parameter.grad is None else parameter.grad + g
 
     def _weigh_gradients(self, micros: Micros, present: list[str], step: int, context: StepContext) -> None:
-        kind = RepresentationGradients if self.training.gradients == "representation" else TaskGradients
-        gradients = kind(self.binding.layout.parameters, present, self.layouts)
+        where, parameters = self.training.compared_at, self.binding.layout.parameters
+        gradients: TaskGradients
+        if where == "parameters":
+            gradients = TaskGradients(parameters, present, self.layouts)
+        else:
+            gradients = RepresentationGradients(parameters, present, self.layouts, summed=where != "representation")
         sums = _sums(micros, present)
         scaler = self.binding.scaler
         for losses in micros:

@@ -15,7 +15,7 @@ from forkmerge.engine.training.model_binding import ModelBinding, OptimizerFacto
 from forkmerge.engine.training.optimizers import SchedulerOf
 from forkmerge.engine.training.torch_compile import backend_of, install
 from forkmerge.errors import ProblemError, check_count, check_name, is_count, is_number
-from forkmerge.methods.base import LossMethod, Method
+from forkmerge.methods.base import LossMethod, Method, Where
 from forkmerge.problem.scoring import device_of
 
 Precision = Literal["float32", "bfloat16", "float16"]
@@ -109,8 +109,14 @@ class Training:
             raise ProblemError(f"gradients must be 'parameters' or 'representation', got {self.gradients!r}.")
         if self.statistics not in get_args(Statistics):
             raise ProblemError(f"statistics must be 'all' or 'target', got {self.statistics!r}.")
-        if self.gradients == "representation" and self.accumulate > 1:
-            raise ProblemError("gradients='representation' combines one micro-batch per step: use accumulate=1.")
+        if self.compared_at != "parameters" and self.accumulate > 1:
+            raise ProblemError(f"gradients={self.compared_at!r} combines one micro-batch per step: use accumulate=1.")
+
+    @property
+    def compared_at(self) -> Where:
+        """Where gradients are compared: as the method itself says, or else `gradients`."""
+        own = None if self.method is None else self.method.gradients
+        return own or self.gradients
 
     def over(self, steps: int) -> Training:
         """Return the same for a run of so many steps: a schedule may be given in shares of them."""

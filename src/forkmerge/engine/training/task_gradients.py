@@ -225,7 +225,34 @@ class RepresentationGradients(TaskGradients):
 
     The matrix holds ∂L_k/∂z, [K, size of z]; the combined one goes through the encoder once. An upper bound of what
     the exact Gramian measures, at the cost of one backward pass; shared parameters above the cut get plain sums.
+
+    Args:
+        parameters: All trainable parameters.
+        tasks: The K tasks of the step.
+        layouts: Those of earlier steps.
+        summed: Whether the Gramian is that of gradients summed over the batch, the representation's first dimension, as
+            in LibMTL. The combination is not: it goes through the encoder example by example.
     """
+
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        tasks: Sequence[str],
+        layouts: GradientLayouts,
+        *,
+        summed: bool = False,
+    ) -> None:
+        super().__init__(parameters, tasks, layouts)
+        self.summed = summed
+
+    def gramian(self) -> Tensor:
+        """Return the Gramian of the gradients at the representation, of each example's or of their sums."""
+        block = self.matrix["representation"]
+        if not self.summed:
+            return _gramian(block)
+        parts = block.split([leaf.numel() for _, leaf in self.cuts], dim=1)
+        shaped = [part.view(len(block), *leaf.shape) for part, (_, leaf) in zip(parts, self.cuts, strict=True)]
+        return _gramian(torch.cat([part.sum(1).flatten(1) for part in shaped], dim=1))
 
     def add(self, losses: Sequence[TaskLoss]) -> None:
         """Differentiate every loss down to the representation."""
