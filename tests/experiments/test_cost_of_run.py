@@ -59,7 +59,9 @@ EXACT = {
     "binary": fm.ForkMerge(search="binary", interval=8),
     "uniform": fm.ForkMerge("per_auxiliary", search="fixed"),
     "floor": fm.ForkMerge(search="fixed", interval=5, floor=True),
-    "refit": fm.ForkMerge(**GRID, refit=True),
+    "fixed, refit": fm.ForkMerge("per_auxiliary", search=fm.Fixed((0.5, 0.0, 0.5)), interval=5, refit=True),
+    "uniform, refit": fm.ForkMerge("per_auxiliary", search="fixed", refit=True),
+    "uniform, refit of the best": fm.ForkMerge("per_auxiliary", search="fixed", interval=22, refit=True, select="best"),
     "snapshots": fm.ForkMerge(**GRID, checkpoint="best_so_far", validate_every=2),
     "sub-sample": fm.ForkMerge(search=fm.Fixed((0.5, 0.5)), search_examples=6),
     "ranking runs": fm.ForkMerge(fm.NestedTopK(probe_steps=3), search="fixed", interval=5, floor=True),
@@ -107,11 +109,12 @@ def test_steps_and_validation_passes_are_those_of_the_run(name: str) -> None:
     "algorithm",
     [
         fm.ForkMerge("per_auxiliary", interval=5),
+        fm.ForkMerge(**GRID, refit=True),
         fm.ForkMerge("per_auxiliary", interval=5, prune_to=2, prune_after=2, refit=True),
         fm.ForkMerge("per_auxiliary", interval=5, search_examples=6),
         fm.ForkMerge.authors_scripts(interval=5, refit=True),
     ],
-    ids=["greedy", "pruned", "sub-sample", "scripts"],
+    ids=["greedy", "refit", "pruned", "sub-sample", "scripts"],
 )
 def test_where_a_search_may_stop_early_the_counts_are_bounds(algorithm: fm.ForkMerge) -> None:
     examiner = Examiner()

@@ -140,7 +140,7 @@ class RunState:
     def note_untouched(self) -> None:
         """Once all branches have done their first step, name the parameters that had no gradient in any."""
         names, self.untouched = sorted(self.untouched or []), None
-        if names:
+        if names and self.searched is None:  # a refit after a search leaves out branches, which that has looked at
             self.note(f"parameters without gradient in every branch at step 0: {', '.join(names)}")
 
     def add_losses(self, branch: str, result: BranchResult) -> None:

@@ -79,6 +79,7 @@ class MergedRound:
         certainty: How often the winner of the search beats the target-only branch on examples drawn anew, if asked.
         floor_score: Score of the unmerged target-only run, if there is one.
         floor: That run, where the merge takes the branch that it was another way.
+        skipped: Branches that a refit does not train, because no merge from here on takes anything of them.
         seconds: Wall time by phase.
     """
 
@@ -89,6 +90,7 @@ class MergedRound:
     certainty: float | None = None
     floor_score: float | None = None
     floor: State | None = None
+    skipped: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
 
 
@@ -238,16 +240,16 @@ class EndOfRound:
             for state, measured in zip(fresh, self.execution.measure(fresh, requests), strict=True):
                 self.validator.note(state, measured)
 
-    def blender(self, trained: TrainedRound) -> Blender:
+    def blender(self, trained: TrainedRound, step: int | None = None) -> Blender:
         """Return what builds candidates, and the merge itself, in the memory of the last merge.
 
         That memory is the safety net if all branches are bad, so nothing is built before some branch is known to be
-        usable.
+        usable. Recomputed statistics depend on `step`, that of what enters from the first branch where None.
         """
         job, binding, refresh = self.execution.job, self.execution.binding, None
         if self.settings.bn == "recompute":
             problem, count = self.execution.problem(trained.phase.value), self.settings.bn_batches
-            refresh = refresh_with(binding, problem, training=job.training, seed=job.seed, count=count)
+            refresh = refresh_with(binding, problem, training=job.training, seed=job.seed, count=count, step=step)
         return Blender(binding, trained.entering, trained.merged, refresh)
 
     def install(self, trained: TrainedRound, blend: Blender, merge: Merge) -> None:
@@ -320,6 +322,7 @@ def record_of(trained: TrainedRound, merged: MergedRound, kept: Sequence[str], s
         metrics=merged.metrics,
         examples=merged.examples,
         certainty=merged.certainty,
+        skipped=merged.skipped,
     )
 
 

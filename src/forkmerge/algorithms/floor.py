@@ -45,6 +45,12 @@ def start_floor(run: RunState, initial: State, target: str, *, paired: bool) -> 
     run.floor = None if run.shares_floor else initial.clone()
 
 
+def part_from_branch(run: RunState, index: int | None, kept: Sequence[str]) -> None:
+    """Let the floor go on as a run of its own where the branch at `index`, which has been it, does not go on."""
+    if run.shares_floor and index is not None and run.mixtures[index].name not in kept:
+        run.floor, run.shares_floor = run.branches[index], False
+
+
 def keep_reference(binding: ModelBinding, floor: State, store: RunFolder | NoStore) -> dict[str, Tensor] | None:
     """Keep and return the last weights of the floor, by the module's own names; None if they are not finite."""
     if not floor.is_finite():

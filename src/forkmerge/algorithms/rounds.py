@@ -9,9 +9,18 @@ from typing import Any
 
 from torch import Tensor
 
+from forkmerge.algorithms.branches.probes import score_probes
 from forkmerge.algorithms.checkpoint import Phase, RunState, Snapshot
 from forkmerge.algorithms.end_of_round import EndOfRound, MergedRound, TrainedRound, prune, record_of
-from forkmerge.algorithms.floor import FLOOR, floor_branch, floor_mixture, keep_reference, prefer_floor, start_floor
+from forkmerge.algorithms.floor import (
+    FLOOR,
+    floor_branch,
+    floor_mixture,
+    keep_reference,
+    part_from_branch,
+    prefer_floor,
+    start_floor,
+)
 from forkmerge.algorithms.learned_nothing import check_round, check_run
 from forkmerge.algorithms.mixtures import reference_branch
 from forkmerge.algorithms.refit import finish_refit, give_up, replay_merge, skip_search, start_refit
@@ -78,7 +87,7 @@ class Rounds:
     def _run(self) -> RunState:
         if not self._restore(self.store.load()):
             self._begin()
-        if len(self.state.mixtures) > 1:
+        if len(self.state.mixtures) > 1 and self.state.phase is Phase.SEARCH:
             self.validator.prepare_race()
         if self.state.phase is Phase.SEARCH:
             while self.state.round_start < self.steps:
@@ -95,7 +104,7 @@ class Rounds:
     def _begin(self) -> None:
         settings, problem = self.settings, self.job.problem
         initial = self.binding.initial()
-        probes = self._probe(initial)
+        probes = score_probes(settings, self.execution, self.validator, initial, self._emit)
         mixtures = settings.branches(problem, probes)
         self.state = RunState(
             phase=Phase.SEARCH,
@@ -114,8 +123,8 @@ class Rounds:
         self._emit("start", target=problem.target, steps=self.steps, **details)
         rates = self.job.training.rate_note(self.binding.optimizer)
         self.state.notes += [rates] if rates else []
-        if settings.refit and len(mixtures) == 1 and settings.select == "last" and not settings.floor:
-            skip_search(self.state, self.steps)
+        if not settings.needs_search(len(mixtures)):
+            skip_search(self.state, settings.search_for(len(mixtures)), self.steps)
         self._save()
 
     def _restore(self, value: dict[str, Any] | None) -> bool:
@@ -142,22 +151,6 @@ class Rounds:
         """Return a copy of the weights that need not stay in memory while the branches train."""
         rows = {name: self.mapped.hold(row) for name, row in state.rows.items()}
         return State(state.step, rows, {name: buffer.clone() for name, buffer in state.buffers.items()})
-
-    def _probe(self, initial: State) -> dict[str, float]:
-        """Score a short run of every probe; most constructors have none."""
-        probes, steps = self.settings.probes(self.job.problem), self.settings.constructor.probe_steps
-        segments = [Segment(Phase.SEARCH.value, probe, steps) for probe in probes]
-        scores: dict[str, float] = {}
-        results = self.execution.train(segments, [initial.clone() for _ in probes])
-        try:
-            for probe, result in zip(probes, results, strict=True):
-                if is_stop_requested():
-                    stop_now()  # there is nothing to save yet
-                scores[probe.name] = self.validator.score(result.state)
-                self._emit("probe", branch=probe.name, score=scores[probe.name], step=result.state.step)
-        finally:
-            self.binding.attach(initial)  # nothing is saved yet: a second attempt starts from the module itself
-        return scores
 
     def _last_step(self) -> int:
         """The step at which the phase ends: a refit of the best merge ends where that merge was found."""
@@ -252,6 +245,7 @@ class Rounds:
             run.floor, run.shares_floor = merged.floor, False
         if not any(merged.merge.coefficients.values()):
             run.note(f"step {trained.end}: every branch was faulty; the last good state was kept")
+        part_from_branch(run, trained.floor_branch, kept)
         run.keep(kept)
         return record_of(trained, merged, [mixture.name for mixture in run.mixtures], run.seconds)
 

@@ -84,6 +84,7 @@ class Round(Record):
             order, and `full`, one pass per candidate. Empty where every candidate took a full pass.
         certainty: Share of resamples in which the winner of the search beat the target-only branch, where
             `confidence` asks for it.
+        skipped: Branches that a refit did not train: neither this merge nor a later one takes anything of them.
     """
 
     not_finite: ClassVar[float | None] = None
@@ -103,6 +104,7 @@ class Round(Record):
     metrics: dict[str, float] = field(default_factory=dict)
     examples: dict[str, int] = field(default_factory=dict)
     certainty: float | None = None
+    skipped: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -167,7 +169,8 @@ class Run(Record):
         """λ of every task in the model returned: the mean over the rounds behind it, each weighted by its steps."""
         if self.final == "floor":
             return {self.target: 1.0}
-        rounds = [r for r in self.searched if r.coefficients and r.end <= self.last_step]
+        behind = self.searched or self.rounds  # a refit of fixed coefficients has searched nothing
+        rounds = [r for r in behind if r.coefficients and r.end <= self.last_step]
         total = sum(r.end - r.start for r in rounds)
         tasks = dict.fromkeys(task for r in rounds for task in r.relevance)
         return {t: sum(r.relevance.get(t, 0.0) * (r.end - r.start) for r in rounds) / total for t in tasks}

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from forkmerge.algorithms.mixtures import Mixed, Mixtures, check_mixtures, mixtures_from, scale_auxiliaries
 from forkmerge.engine.executors.resources import check_descriptors
-from forkmerge.engine.merging.searches import Greedy, Grid, Search, search_from
+from forkmerge.engine.merging.searches import Fixed, Greedy, Grid, Search, search_from
 from forkmerge.engine.storage.run_folder import CHECKPOINTS_KEPT
 from forkmerge.engine.training.model_binding import ModelBinding
 from forkmerge.engine.training.optimizers import state_share
@@ -99,6 +99,21 @@ class Settings:
         if isinstance(self.search, Search):
             return self.search
         return GRID if branches <= 2 else GREEDY
+
+    def needs_search(self, branches: int) -> bool:
+        """Whether a run searches before it refits: not where coefficients are fixed and nothing else is chosen."""
+        if not self.refit or self.select == "best" or self.floor:
+            return True
+        if branches == 1:
+            return False
+        chooses = self.checkpoint != "last" or self.prune_to is not None or self.confidence is not None
+        return chooses or self.keep_branches or not isinstance(self.search_for(branches), Fixed)
+
+    def refitted(self, branches: int) -> int:
+        """How many branches a refit trains at most: none whose coefficient is fixed at 0."""
+        search = self.search_for(branches)
+        fixed = search.coefficients if isinstance(search, Fixed) else None
+        return sum(share > 0 for share in fixed) if fixed is not None and branches > 1 else branches
 
     def least_disk(self, binding: ModelBinding, problem: Problem, steps: int) -> int:
         """Return the bytes that a run's folder needs at least: of rounds with as few branches as pruning may leave."""

@@ -1,14 +1,15 @@
 """What a run would do and cost, found out before it starts; every `--dry-run` is made of such costs.
 
-Counts are exact where nothing is searched and upper bounds where a search or pruning may stop earlier. Times and sizes
-come from two real steps of every branch, on copies; nothing is written and the model is left as it was.
+Counts are exact where nothing is searched and upper bounds where a search or pruning may stop earlier, or a refit leave
+out branches that no merge takes anything of. Times and sizes come from two real steps of every branch, on copies;
+nothing is written and the model is left as it was.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -143,7 +144,7 @@ def estimate_run(recipe: Recipe, *, workers: int | None = None, timed_steps: int
         weights=problem.weights,
         steps=steps,
         interval=settings.interval_of(steps),
-        merges=sum(r.count for r in rounds) if _searches(settings, count) else 0,
+        merges=sum(r.count for r in rounds) if settings.needs_search(count) else 0,
         branches=branches,
         probes=probes,
         branch_steps=_steps_by_phase(settings, rounds, len(probes)),
@@ -200,11 +201,6 @@ def _time_branches(job: TrainingJob, settings: Settings, steps: int) -> _Timing:
     return _Timing(costs[: len(mixtures)], costs[len(mixtures) :], sizes, seconds_per_pass)
 
 
-def _searches(settings: Settings, branches: int) -> bool:
-    """Whether there is a search phase: a refit of one branch's last weights has nothing to search."""
-    return not (settings.refit and branches == 1 and settings.select == "last" and not settings.floor)
-
-
 def _round_sizes(settings: Settings, problem: Problem, steps: int, *, paired: bool = True) -> list[_RoundSize]:
     """Return the rounds of one phase: the last is shortened, and pruning is taken to keep as many as it may.
 
@@ -230,16 +226,16 @@ def _steps_by_phase(settings: Settings, rounds: Sequence[_RoundSize], probes: in
     search = sum(r.count * r.steps * r.branches for r in rounds)
     counts = {
         "probes": probes * settings.constructor.probe_steps,
-        "search": search if _searches(settings, rounds[0].branches) else 0,
+        "search": search if settings.needs_search(rounds[0].branches) else 0,
         "floor": (1 + settings.refit) * sum(r.count * r.steps for r in rounds if r.has_floor),
-        "refit": search if settings.refit else 0,
+        "refit": settings.refit * sum(r.count * r.steps * settings.refitted(r.branches) for r in rounds),
     }
     return {**{phase: count for phase, count in counts.items() if count}, "total": sum(counts.values())}
 
 
 def _count_passes(settings: Settings, problem: Problem, rounds: Sequence[_RoundSize], probes: int) -> dict[str, float]:
     """Return the validation passes of the first merge and of the whole search, at most."""
-    if not _searches(settings, rounds[0].branches):
+    if not settings.needs_search(rounds[0].branches):
         return {"per merge": 0.0, "total": 1.0}  # the one that tries the metrics before training
     examples = problem.target_validation.size
     share = min(settings.search_examples or examples, examples) / examples
@@ -295,8 +291,13 @@ def _training_seconds(settings: Settings, rounds: Sequence[_RoundSize], timing: 
     probes = [probe.seconds_per_step for probe in timing.probes]
     total = settings.constructor.probe_steps * _makespan(probes, workers)
     alone = timing.branches[0].seconds_per_step
-    phase = sum(r.count * r.steps * _makespan(steps[: r.branches] + [alone] * r.has_floor, workers) for r in rounds)
-    return total + (_searches(settings, len(steps)) + settings.refit) * phase
+
+    def phase(branches: Callable[[int], int]) -> float:
+        parts = (steps[: branches(r.branches)] + [alone] * r.has_floor for r in rounds)
+        return sum(r.count * r.steps * _makespan(part, workers) for r, part in zip(rounds, parts, strict=True))
+
+    searched = phase(int) if settings.needs_search(len(steps)) else 0.0
+    return total + searched + (phase(settings.refitted) if settings.refit else 0.0)
 
 
 def _makespan(seconds: Sequence[float], workers: int) -> float:
@@ -309,4 +310,5 @@ def _bn_batches(settings: Settings, model: nn.Module, rounds: Sequence[_RoundSiz
     if settings.bn != "recompute" or not norms:
         return 0
     installed = settings.refit * sum(r.count * (r.branches > 1) for r in rounds)
-    return settings.bn_batches * (sum(r.count * _count_blends(settings, r.branches) for r in rounds) + installed)
+    blends = sum(r.count * _count_blends(settings, r.branches) for r in rounds)
+    return settings.bn_batches * (blends * settings.needs_search(rounds[0].branches) + installed)

@@ -18,19 +18,29 @@ from forkmerge.problem.randomness import derive, random_state_kept, set_random_s
 from forkmerge.problem.scoring import device_of, evaluating
 
 
-def refresh_with(binding: ModelBinding, problem: Problem, *, training: Training, seed: int, count: int) -> Refresh:
+def refresh_with(
+    binding: ModelBinding, problem: Problem, *, training: Training, seed: int, count: int, step: int | None = None
+) -> Refresh:
     """Return what recomputes the statistics of a new combination; see `recompute_statistics`."""
-    return partial(recompute_statistics, binding, problem=problem, training=training, seed=seed, count=count)
+    return partial(recompute_statistics, binding, problem=problem, training=training, seed=seed, count=count, step=step)
 
 
 def recompute_statistics(
-    binding: ModelBinding, state: State, problem: Problem, *, training: Training, seed: int, count: int
+    binding: ModelBinding,
+    state: State,
+    problem: Problem,
+    *,
+    training: Training,
+    seed: int,
+    count: int,
+    step: int | None = None,
 ) -> None:
     """Recompute the BatchNorm statistics of a state on `count` batches of the target's training data, in place.
 
     Only normalisation layers run in training mode, with a cumulative average; layers the target's loss does not
-    reach keep the statistics they have.
+    reach keep the statistics they have. Which batches these are is a function of `step`, the state's own where None.
     """
+    step = state.step if step is None else step
     binding.attach_weights(state)
     norms = tracking_norms(binding.model)
     if not norms:
@@ -45,13 +55,13 @@ def recompute_statistics(
         for name, stream in problem.stream_map.items():
             if problem.target not in stream.tasks:
                 continue
-            bn_seed = derive(seed, "bn", state.step)
+            bn_seed = derive(seed, "bn", step)
             with closing(batches(name, stream, range(count), bn_seed, device)) as feed:
                 for position, batch in enumerate(feed):
                     call_seed = derive(bn_seed, name, position)
                     set_random_state(call_seed)
                     with training.autocast(device):
-                        stream.losses(binding.model, batch, tasks, Context(state.step, call_seed))
+                        stream.losses(binding.model, batch, tasks, Context(step, call_seed))
         for module, (momentum, mean, var, tracked) in zip(norms, saved, strict=True):
             module.momentum = momentum
             if not module.num_batches_tracked:

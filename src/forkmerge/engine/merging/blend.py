@@ -24,11 +24,13 @@ def blend_weights(binding: ModelBinding, states: Sequence[State], coefficients: 
         return states[coefficients.index(1.0)]
     blend_rows(states, coefficients, out)
     out.buffers = {}
-    for name in {name: None for state in states for name in state.buffers}:
-        values = [binding.buffer(state, name) for state in states]
-        top = values[heaviest(coefficients)]
+    used = [(state, share) for state, share in zip(states, coefficients, strict=True) if share != 0]
+    shares = [share for _, share in used]
+    for name in {name: None for state, _ in used for name in state.buffers}:
+        values = [binding.buffer(state, name) for state, _ in used]
+        top = values[heaviest(shares)]
         same = all(value.shape == top.shape and value.dtype == top.dtype for value in values)
-        out.buffers[name] = merge_tensors(values, coefficients) if same else top.clone()
+        out.buffers[name] = merge_tensors(values, shares) if same else top.clone()
     out.step = states[0].step
     return out
 

@@ -1,0 +1,1 @@
+"""What branches are trained on, and how their steps differ."""
