@@ -11,6 +11,7 @@ from torch.utils.data import Subset
 import forkmerge as fm
 from aliexpress_files import load_countries, write_country
 from forkmerge.datasets import aliexpress
+from forkmerge.experiments.recipe import recipe_from
 from forkmerge.models import ESMM
 from forkmerge.problem.batch_reader import reader_of
 
@@ -52,6 +53,17 @@ class TestProblem:
         reader = reader_of(problem.stream_map["NL"])
         assert reader is not None
         assert reader.read(torch.tensor([3, 35]))[1].shape == (2, 63)
+
+    @pytest.mark.parametrize(
+        ("target", "epoch"), [("ES_CTR", 13886), ("ES_CTCVR", 13886), ("FR_CTR", 12041), ("NL_CTCVR", 7778)]
+    )
+    def test_the_recipe_has_50_epochs_of_the_targets_country(self, tmp_path: Path, target: str, epoch: int) -> None:
+        for country in aliexpress.COUNTS:
+            write_country(tmp_path, country)
+        options = {"root": str(tmp_path), "cache": str(tmp_path / "c"), "check_counts": False}
+        assert aliexpress.recipe(target, **options).steps == 50 * epoch  # 90% of the paper's rows over 2048
+        source = {"recipe": "forkmerge.datasets.aliexpress:recipe", "arguments": options, "target": target}
+        assert recipe_from({"settings": source, "folders": []}).steps == 50 * epoch
 
     def test_the_recipe_trains(self, tmp_path: Path, monkeypatch) -> None:
         monkeypatch.setattr(aliexpress, "BATCH", 8)

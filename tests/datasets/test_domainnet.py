@@ -16,10 +16,11 @@ from forkmerge.datasets._classify import small_classifier
 Image = pytest.importorskip("PIL.Image")
 
 
-def write(root: Path, lists: str = "", training: int = 4, test: int = 6) -> None:
+def write(root: Path, lists: str = "", training: int = 4, test: int = 6, validation: int = 0) -> None:
     (root / lists).mkdir(parents=True, exist_ok=True)
+    parts = {"train": training, "test": test, **({"val": validation} if validation else {})}
     for domain in domainnet.DOMAINS:
-        for part, count in (("train", training), ("test", test)):
+        for part, count in parts.items():
             lines = []
             for index in range(count):
                 path = root / domain / "the Eiffel tower" / f"{part}_{index}.png"  # spaces are part of the path
@@ -58,6 +59,43 @@ def test_half_of_each_test_list_validates_by_seed(tmp_path: Path) -> None:
         held_out.append(tuple(halves[0]))
     assert held_out[0] == held_out[1]
     assert len(set(held_out)) > 1
+
+
+def test_lists_of_validation_images_are_taken_where_they_are(tmp_path: Path) -> None:
+    write(tmp_path, "image_list", validation=3)
+    for keep in ("files", "decoded"):
+        problem = make(tmp_path, keep=keep)
+        sizes = {part: problem.evaluations(part)["clipart"].size for part in ("validation", "test")}
+        assert sizes == {"validation": 3, "test": 6}  # all of the test list is test data then
+    (tmp_path / "image_list" / "clipart_val.txt").unlink()
+    problem = make(tmp_path)
+    assert problem.evaluations("validation")["clipart"].size == 3
+    assert problem.evaluations("test")["clipart"].size == 3
+
+
+def test_a_list_of_validation_images_that_tests_share_is_refused(tmp_path: Path) -> None:
+    write(tmp_path)
+    (tmp_path / "real_val.txt").write_text((tmp_path / "real_test.txt").read_text().splitlines()[2])
+    with pytest.raises(fm.ProblemError, match=r"real_val.txt and real_test.txt both name .*test_2.png"):
+        make(tmp_path)
+
+
+def test_other_domains_may_be_one_auxiliary_whose_step_reads_one_batch(tmp_path: Path) -> None:
+    write(tmp_path)
+    problem = make(tmp_path, mixed=True, batch_size=48)
+    assert problem.tasks == ("sketch", "others")
+    sizes = {name: stream.batch_size for name, stream in problem.stream_map.items()}
+    assert sizes.pop("sketch") == 48
+    assert sorted(sizes.values()) == [9, 9, 10, 10, 10]
+    model = small_classifier(dict.fromkeys(domainnet.DOMAINS, 345), width=4).eval()
+    plain, total = make(tmp_path, batch_size=48), torch.zeros(())
+    for name in sizes:
+        batch = next(iter(torch.utils.data.DataLoader(plain.stream_map[name].dataset, 4)))
+        alone = plain.stream_map[name].losses(model, batch, [name], fm.Context(0, 0))[name]
+        together = problem.stream_map[name].losses(model, batch, ["others"], fm.Context(0, 0))["others"]
+        assert torch.allclose(together, alone / 5)
+        total = total + together
+    assert total > 0
 
 
 def test_files_decoded_when_read_give_the_same_images(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 
@@ -143,6 +144,56 @@ class TestSplit:
         assert reader_of(stream) is not None
 
 
+def write_split(folder: Path, **parts: object) -> Path:
+    path = folder / "data_split.json"
+    path.write_text(json.dumps(parts))
+    return path
+
+
+class TestSplitOfAFile:
+    def test_the_file_says_which_images_train_and_which_validate(self, tmp_path: Path) -> None:
+        write(tmp_path / "nyuv2")
+        write_split(tmp_path, train=[5, 0, 3], val=[4, 1])  # in the data folder; image 2 is left out
+        problem = nyuv2.problem(root=tmp_path, split="data_split.json", check_counts=False)
+        (stream,) = problem.stream_map.values()
+        assert stream.dataset.indices == [5, 0, 3]
+        assert problem.target_validation.dataset.indices == [4, 1]
+
+    @pytest.mark.parametrize(
+        ("parts", "message"),
+        [
+            ({"train": [0, 1, 6], "val": [2]}, "'train' holds 6, expected numbers from 0 to 5"),
+            ({"train": [0, 1], "val": [-1]}, "'val' holds -1, expected numbers from 0 to 5"),
+            ({"train": [0, 1], "val": [2.5]}, r"'val' holds 2\.5, expected"),
+            ({"train": [0, True], "val": [2]}, "'train' holds True, expected"),
+            ({"train": [0, 1, 0], "val": [2]}, "names image 0 more than once"),
+            ({"train": [0, 1], "val": [1]}, "names image 1 more than once"),
+            ({"train": [0, 1]}, "found no 'val'"),
+            ({"train": [], "val": [1]}, "found no 'train'"),
+        ],
+    )
+    def test_what_cannot_be_meant_is_refused(self, tmp_path: Path, parts: dict[str, object], message: str) -> None:
+        write(tmp_path)
+        path = write_split(tmp_path, **parts)
+        with pytest.raises(fm.ProblemError, match=message):
+            nyuv2.problem(root=tmp_path, split=path, check_counts=False)
+
+    def test_the_papers_counts_are_checked(self, tmp_path: Path) -> None:
+        path = write_split(tmp_path, train=list(range(636)), val=list(range(636, 795)))
+        assert [len(rows) for rows in nyuv2.read_split(path, 795)] == [636, 159]
+        path = write_split(tmp_path, train=list(range(600)), val=list(range(600, 795)))
+        with pytest.raises(fm.ProblemError, match="'train': expected 636 as in the paper, found 600"):
+            nyuv2.read_split(path, 795)
+
+    def test_a_file_that_is_missing_or_no_json_is_named(self, tmp_path: Path) -> None:
+        write(tmp_path)
+        with pytest.raises(fm.ProblemError, match=r"there is no file 'elsewhere.json', here or in"):
+            nyuv2.problem(root=tmp_path, split="elsewhere.json", check_counts=False)
+        (tmp_path / "data_split.json").write_text("train: 1")
+        with pytest.raises(fm.ProblemError, match=r"cannot read .*data_split.json"):
+            nyuv2.problem(root=tmp_path, split="data_split.json", check_counts=False)
+
+
 class TestProblem:
     def test_missing_data_says_what_and_where(self, tmp_path: Path) -> None:
         with pytest.raises(fm.ProblemError, match=r"train/image/0.npy.*MTAN.*FORKMERGE_DATA"):
@@ -181,6 +232,13 @@ class TestProblem:
         recipe = nyuv2.recipe("depth", root=str(tmp_path), check_counts=False)
         assert (recipe.steps, recipe.algorithm.interval) == (200 * 79, 10 * 79)
         assert recipe.problem.target == "depth"
+
+    @pytest.mark.parametrize("augmented", [True, False])
+    def test_the_recipe_may_leave_images_as_they_are(self, tmp_path: Path, augmented: bool) -> None:
+        write(tmp_path)
+        recipe = nyuv2.recipe(root=str(tmp_path), augmented=augmented, check_counts=False)
+        (stream,) = recipe.problem.stream_map.values()
+        assert stream.losses == dense.SceneLosses(augmented)
 
     @pytest.mark.parametrize("network", ["deeplab", "mtan"])
     def test_the_networks_have_a_map_per_task(self, network: str) -> None:

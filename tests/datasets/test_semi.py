@@ -51,6 +51,15 @@ class TestRecipe:
         assert (optimizer.defaults["lr"], dict(scheduler.milestones), scheduler.gamma) == (0.005, {160_000: 1}, 0.2)
         assert sum(p.numel() for p in model.parameters()) == pytest.approx(1.46e6, rel=0.01)
 
+    def test_it_may_be_measured_by_its_error_as_the_papers_table_is(self) -> None:
+        problem = self.recipe(metric="error").problem
+        assert problem.target_validation.directions == {"error": -1}
+        model = self.recipe().model()
+        accuracy, error = (fm.measure(model, p.target_validation) for p in (self.recipe().problem, problem))
+        assert error["error"] == pytest.approx(1 - accuracy["accuracy"])
+        with pytest.raises(fm.ProblemError, match="unknown metric 'eror'"):
+            self.recipe(metric="eror")
+
     def test_schedule_and_merges_follow_the_steps(self) -> None:
         recipe = self.recipe()
         assert (recipe.algorithm.interval, recipe.options["scheduler"].options["milestones"]) == (2, ["80%"])

@@ -1,6 +1,7 @@
 """Recipes: what a TOML file or a command line may change, and what it leaves alone."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,19 @@ def recipe() -> fm.Recipe:
 
 def changed(**settings: object) -> fm.Recipe:
     return recipe_from({"settings": {"recipe": "tests.experiments.test_recipe:recipe", **settings}, "folders": []})
+
+
+def longer_for_aux(target: str = "tgt") -> fm.Recipe:
+    problem = replace(shared_problem(), validation={task: evaluation() for task in ("tgt", "aux")})
+    return replace(recipe(), problem=problem, steps=8 if target == "aux" else 4)
+
+
+def test_a_function_that_takes_the_target_gets_it() -> None:
+    """Steps or data may depend on it, whoever chooses it: a file, the command line or a comparison."""
+    settings = {"recipe": "tests.experiments.test_recipe:longer_for_aux", "arguments": {"target": "tgt"}}
+    assert recipe_from({"settings": settings, "folders": []}).steps == 4
+    aimed = recipe_from({"settings": {**settings, "target": "aux"}, "folders": []})
+    assert (aimed.steps, aimed.problem.target) == (8, "aux")
 
 
 def test_an_option_alone_changes_the_recipes_own_optimizer() -> None:

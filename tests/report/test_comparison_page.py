@@ -45,6 +45,23 @@ def test_a_comparison_folder_becomes_a_page_with_verdicts_curves_and_costs(compa
     assert write_report(comparison).stat().st_size < 10e6
 
 
+def test_trade_offs_have_the_papers_axes_and_the_points_of_a_grid_beside_them(comparison, tmp_path):
+    """Figure 12: the first metric of a task, or 1 / that where lower is better; a grid on one target is enough."""
+    axes = lambda page: [(panel.x.title, panel.y.title) for panel in page.figures["pareto"].panels]  # noqa: E731
+    assert axes(page_from(comparison)) == [("tgt: accuracy", "aux: 1 / loss")]
+    out = tmp_path / "out"
+    for methods, targets in (("ew", "all"), ("grid", "tgt")):
+        run_comparison(plan_comparison("compare_problem:recipe", methods=methods, targets=targets, seeds=1), out)
+    page = page_from(out)
+    assert axes(page) == [("tgt: accuracy", "aux: 1 / loss")]
+    series = {series.name: series for series in page.figures["pareto"].panels[0].series}
+    assert len(series["grid"].x) == 27
+    (run,) = [each for each in read_comparison(out)[1] if each.method == "ew" and each.target == "aux"]
+    assert series["EW"].y == pytest.approx([1 / run.validation["loss"]])
+    equal = series["grid"].texts.index("1 : 1 : 1")
+    assert series["grid"].y[equal] == pytest.approx(series["EW"].y[0])
+
+
 def test_a_file_of_records_has_the_page_of_its_comparison(comparison, tmp_path):
     write_records(comparison, tmp_path / "small.json")
     page, whole = page_from(tmp_path / "small.json"), page_from(comparison)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,6 +15,7 @@ import pytest
 import safetensors.torch
 import torch
 from tests.datasets import test_domainnet, test_nyuv2
+from typer.main import get_command
 from typer.testing import CliRunner
 
 import forkmerge as fm
@@ -21,10 +24,10 @@ from few_label_files import write_binary, write_svhn
 from forkmerge.cli.commands import app
 from forkmerge.datasets import aliexpress, domainnet, nyuv2
 from forkmerge.datasets._classify import ClassificationLosses, SmallConvNet
-from forkmerge.experiments.compared_methods import PAPER
-from forkmerge.experiments.comparison import plan_comparison
-from forkmerge.experiments.cost_of_run import branch_count, estimate_run
-from forkmerge.experiments.recipe import load_recipe
+from forkmerge.experiments.compared_methods import PAPER, with_setting
+from forkmerge.experiments.comparison import plan_comparison, settings_of
+from forkmerge.experiments.cost_of_run import branch_count, count_steps, estimate_run
+from forkmerge.experiments.recipe import load_recipe, seeded_recipe
 from forkmerge.experiments.run_results import read_run_result
 from forkmerge.models import ESMM, MTAN, DenseModel, MMoE, ResNet, ViT
 from paths import ROOT
@@ -33,7 +36,11 @@ FILES = {path.stem: path for path in sorted((ROOT / "recipes" / "paper").glob("*
 ADAM, SGD = "Adam(lr=0.0001, weight_decay=1e-05)", "SGD(lr=0.01, momentum=0.9, nesterov=True, weight_decay=0.0005)"
 AUXILIARY = ("ew", "gcs", "ol_aux", "arml", "autolambda")
 S4L = ("stl", "ew", "gradnorm", "gcs", "ol_aux", "arml", "autolambda", "posttrain", "grid", "forkmerge-aux")
-RATES, INTERVALS = {"lr": [0.003, 0.01, 0.03]}, {"interval": [11_436, 57_180, 114_360]}
+RATES, INTERVALS = {"lr": [0.003, 0.01, 0.03]}, {"interval": [10_000, 50_000, 100_000]}
+SCRIPTS = ("ew", "uw", "dwa", "rlw", "mgda", "gradnorm", "pcgrad", "imtl", "gradvac", "cagrad", "nashmtl",
+           "gcs", "ol_aux", "arml", "autolambda", "posttrain", "forkmerge")  # fmt: skip
+SELECTED = ("stl[select=best]", "stl[interval=158,select=best]")
+COSINE = "CosineAnnealingLR(T_max=20) every 5% steps"
 
 
 @dataclass(frozen=True)
@@ -46,17 +53,19 @@ class Facts:
     batch_size: int
     optimizer: str
     targets: int
-    methods: tuple[str, ...]
+    methods: tuple[str, ...] | None
     tune: dict[str, Any] | None = None
+    scheduler: str = "None"
 
 
 def nyu(branches: int, *methods: str, targets: int = 3, **changed: Any) -> Facts:
     return Facts(**{"steps": 15_800, "interval": 790, "branches": branches, "batch_size": 8, "optimizer": ADAM,
-                    "targets": targets, "methods": methods, **changed})  # fmt: skip
+                    "targets": targets, "methods": methods, "scheduler": HALVED, **changed})  # fmt: skip
 
 
 def ssl(branches: int, interval: int, *methods: str) -> Facts:
-    return Facts(200_000, interval, branches, 128, "Adam(lr=0.005)", 1, methods)
+    decay = "MultiStepLR(milestones=['80%'], gamma=0.2)"
+    return Facts(200_000, interval, branches, 128, "Adam(lr=0.005)", 1, methods, scheduler=decay)
 
 
 def baselines() -> Facts:
@@ -64,17 +73,22 @@ def baselines() -> Facts:
     return ssl(1, 40_000, "stl", *words)
 
 
-DOMAINS = partial(Facts, 50_000, 12_500, batch_size=48, targets=6)
+def scripts(*words: str) -> tuple[str, ...]:
+    """Words in the flavour of the authors' scripts."""
+    return tuple(f"authors_scripts:{word}" for word in words)
+
+
+HALVED = "StepLR(step_size='50%', gamma=0.5)"
+DOMAINS = partial(Facts, 50_000, 12_500, batch_size=48, targets=6, scheduler=COSINE)
 SHARED = f"{SGD} × {{'encoder.': 0.1}}"
-SHOP = partial(Facts, 571_800, 57_180, 8, 2048, "Adam(lr=0.001, weight_decay=1e-06)", 8, tune=INTERVALS)
+SHOP = partial(Facts, 694_300, 69_430, 8, 2048, "Adam(lr=0.001, weight_decay=1e-06)", 8, tune=INTERVALS)
 PRUNED = tuple(f"forkmerge-aux[prune_to={count}]" for count in (3, 4))
 FACTS = {
-    "nyuv2": nyu(2, *PAPER, "rlw", "gradvac"),
+    "nyuv2": nyu(2, "stl", *SELECTED, *scripts(*SCRIPTS), "forkmerge"),
     "nyuv2_branches": nyu(3, "stl", "ew", "forkmerge", "forkmerge-aux"),
     "nyuv2_intervals": nyu(2, "stl", *(f"forkmerge[interval={79 * epochs}]" for epochs in (1, 2, 5, 10, 20, 50))),
-    "nyuv2_grid": nyu(1, "stl", "ew", "grid", targets=1, interval=3160),
     "nyuv2_batch_32": nyu(1, "stl", "ew", steps=3800, interval=760, batch_size=32),
-    "nyuv2_mtan": nyu(3, "stl", *AUXILIARY, "forkmerge-aux"),
+    "nyuv2_mtan": nyu(3, "stl", *SELECTED, *scripts(*AUXILIARY, "forkmerge-aux"), "forkmerge-aux"),
     "domainnet": DOMAINS(2, optimizer=SHARED, methods=PAPER, tune=RATES),
     "domainnet_branches": DOMAINS(
         6,
@@ -87,7 +101,9 @@ FACTS = {
         optimizer="AdamW(lr=0.001, weight_decay=0.05) × {'encoder.': 0.1}",
         methods=("stl", "ew", "autolambda", "posttrain", "forkmerge"),
     ),
-    "domainnet_analysis": Facts(25_000, 6_250, 6, 48, SHARED, 2, ("stl", "ew", "forkmerge-aux")),
+    "domainnet_analysis": Facts(
+        25_000, 6_250, 2, 48, SHARED, 1, None, scheduler="CosineAnnealingLR(T_max=10) every 10% steps"
+    ),
     "aliexpress": SHOP(methods=(*PAPER[:-1], "forkmerge-aux")),
     "aliexpress_mmoe": SHOP(methods=("stl", *AUXILIARY, "forkmerge-aux")),
     "cifar10": ssl(3, 10_000, *S4L),
@@ -166,20 +182,24 @@ class TestRecipe:
         recipe, facts = load_recipe(FILES[name], changes(name, data)), FACTS[name]
         assert recipe.steps == facts.steps
         assert recipe.algorithm.settings(recipe.problem).interval_of(recipe.steps) == facts.interval
-        assert {stream.batch_size for stream in recipe.problem.stream_map.values()} == {facts.batch_size}
+        target = recipe.problem.target
+        sizes = {stream.batch_size for stream in recipe.problem.stream_map.values() if target in stream.tasks}
+        assert sizes == {facts.batch_size}
         assert repr(recipe.optimizer) == facts.optimizer
+        assert repr(recipe.options.get("scheduler")) == facts.scheduler
 
     def test_a_dry_run_trains_two_steps(self, name: str, data: Path) -> None:
         facts = FACTS[name]
         plan = estimate_run(load_recipe(FILES[name], changes(name, data, light=True)))
         assert (plan.steps, plan.interval, len(plan.branches)) == (facts.steps, facts.interval, facts.branches)
         assert all(branch.seconds_per_step > 0 for branch in plan.branches)
-        if name == "nyuv2_grid":
-            assert plan.branch_steps["total"] == 27 * facts.steps
         if name.startswith("aliexpress"):
             assert plan.branch_steps["total"] == facts.interval * (8 + 9 * 3)
 
     def test_it_compares_what_the_table_compares(self, name: str, data: Path) -> None:
+        if FACTS[name].methods is None:
+            assert "[compare]" not in FILES[name].read_text("utf-8")
+            return
         comparison, facts = plan_comparison(FILES[name], settings=changes(name, data)), FACTS[name]
         assert tuple(method.word for method in comparison.methods) == facts.methods
         assert len(comparison.targets) == facts.targets
@@ -188,9 +208,21 @@ class TestRecipe:
     def test_its_first_lines_say_what_it_reruns_and_how(self, name: str) -> None:
         text = FILES[name].read_text("utf-8")
         assert text.startswith(("# Table", "# Figure", "# Section"))
-        assert f"#     FORKMERGE_DATA=/data forkmerge compare recipes/paper/{name}.toml\n" in text
+        word = "diagnose" if FACTS[name].methods is None else "compare"
+        assert f"#     FORKMERGE_DATA=/data forkmerge {word} recipes/paper/{name}.toml" in text
         assert max(map(len, text.splitlines())) <= 120
-        assert f"`{name}.toml`" in (ROOT / "docs" / "recipes.md").read_text("utf-8")
+
+    def test_it_says_whose_version_of_every_baseline_runs(self, name: str) -> None:
+        if FACTS[name].methods is None:
+            return
+        text = " ".join(line.removeprefix("# ") for line in FILES[name].read_text("utf-8").splitlines())
+        has_scripts = any(word.startswith("authors_scripts:") for word in FACTS[name].methods or ())
+        baselines = set(FACTS[name].methods or ()) & {*PAPER[2:-1], "rlw", "gradvac"}
+        if has_scripts:
+            assert "Baselines: authors_scripts" in text
+            assert not baselines
+        elif baselines:
+            assert re.search(r"Baselines: originals|originals as in", text)
 
     def test_missing_data_is_one_sentence_that_says_where_to_get_it(
         self, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -207,7 +239,7 @@ class TestRecipe:
 def test_missing_weights_are_named(data: Path, tmp_path: Path) -> None:
     settings = changes("nyuv2", data)
     settings["arguments"]["weights"] = "elsewhere.pth"
-    with pytest.raises(fm.ProblemError, match=r"no file 'elsewhere.pth', here or in .*docs/recipes.md"):
+    with pytest.raises(fm.ProblemError, match=r"no file 'elsewhere.pth', here or in .*docs/paper.md"):
         load_recipe(FILES["nyuv2"], settings)
 
 
@@ -274,3 +306,49 @@ def test_a_table_is_one_command(data: Path, tmp_path: Path) -> None:
     records = [read_run_result(out, str(path.relative_to(out))) for path in out.glob("*/*.json")]
     assert sorted(r.method for r in records if r) == sorted(FACTS["cifar10_baselines"].methods)
     assert all(r and r.is_complete and r.split == "test" for r in records)
+
+
+class TestPage:
+    """docs/paper.md: every table and figure of the paper, and how it is made."""
+
+    PAGE = (ROOT / "docs" / "paper.md").read_text("utf-8")
+    COMMANDS = re.findall(r"`(forkmerge [^`]+)`", PAGE)
+
+    def test_it_has_every_table_figure_and_recipe(self) -> None:
+        for kind, last in (("Table", 14), ("Figure", 12)):
+            rows = re.findall(rf"^\| {kind} (\d+)", self.PAGE, re.M)
+            assert [int(number) for number in rows] == list(range(1, last + 1))
+        named = set(re.findall(r"recipes/paper/(\w+)\.toml", self.PAGE))
+        assert named == set(FILES)
+
+    @pytest.mark.parametrize("text", dict.fromkeys(COMMANDS))
+    def test_every_command_can_be_typed(self, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It parses; without the data it ends with one sentence that says where to get them."""
+        monkeypatch.chdir(ROOT)
+        monkeypatch.setenv("FORKMERGE_DATA", str(tmp_path))
+        _, name, *words = shlex.split(text)
+        get_command(app).commands[name].make_context(name, list(words))  # type: ignore[attr-defined]
+        if words[0].endswith(".toml"):
+            dry = ["--dry-run"] if name == "compare" else []
+            result = CliRunner().invoke(app, [name, *words, *dry])
+            assert result.exit_code == 2
+            assert "not found. Get it from" in " ".join(result.stderr.split())
+
+    @pytest.mark.parametrize("name", [name for name, facts in FACTS.items() if facts.methods is not None])
+    def test_it_says_how_many_steps_a_recipe_trains(self, name: str, data: Path) -> None:
+        (shown,) = set(re.findall(rf"^\|.*recipes/paper/{name}\.toml`.*\| ([\d.]+) M \|", self.PAGE, re.M))
+        assert float(shown) == pytest.approx(total_steps(name, data) / 1e6, rel=0.01)
+
+
+def total_steps(name: str, data: Path) -> int:
+    """Steps of all runs of a comparison over all branches, those of tuning included."""
+    comparison = plan_comparison(FILES[name], settings=changes(name, data))
+    total = 0
+    for target in comparison.targets:
+        recipe = seeded_recipe(comparison.recipe.source, 0, target)
+        for method in comparison.methods:
+            settings = settings_of(comparison, method)
+            made = [with_setting(method.prepare(recipe, refit=False), setting) for setting in settings]
+            counts = [count_steps(each.algorithm, each.problem, each.steps) for each in made]
+            total += len(comparison.seeds) * counts[0] + (comparison.tune_seeds * sum(counts) if len(counts) > 1 else 0)
+    return total

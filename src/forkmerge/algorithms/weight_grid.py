@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -169,6 +170,13 @@ class WeightGrid(Composed):
                 )
             points[index] = result
         return [points[index] for index in range(len(jobs))]
+
+
+def read_points(folder: str | os.PathLike[str]) -> list[Point]:
+    """Return the points of a finished grid from its folder; none where it is the folder of another run."""
+    with RunFolder.open(folder, lock=False) as store:
+        result = store.result() or {}
+    return [Point.from_json(each, name=folder) for each in result.get("points", [])]
 
 
 def pareto_front(points: Sequence[Mapping[str, float]]) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import TypeVar
@@ -134,6 +135,25 @@ def method_costs(summary: Summary) -> list[MethodCost]:
         mean = None if change is None else change.mean
         result.append(MethodCost(labels.get(method, method), cost.time, mean, cost.branches, cost.memory))
     return result
+
+
+def place_of(task: str, metrics: Mapping[str, float], directions: Mapping[str, int]) -> tuple[str, float]:
+    """Return the axis of a task and where metrics lie on it: its first metric, or 1 / that where lower is better.
+
+    So mIoU, 1 / absolute error and 1 / mean angle for the tasks of NYUv2, as in the paper's figure.
+
+    Args:
+        task: The task.
+        metrics: Its metrics.
+        directions: +1 or −1 by metric.
+
+    References:
+        ForkMerge, Fig. 12.
+    """
+    name = next(iter(directions))
+    if directions[name] > 0:
+        return f"{task}: {name}", metrics[name]
+    return f"{task}: 1 / {name}", 1 / metrics[name] if metrics[name] else math.nan
 
 
 def pareto_projection(

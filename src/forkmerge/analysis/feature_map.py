@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from functools import reduce
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from forkmerge.problem.definition import Evaluation, Problem
 from forkmerge.problem.example_order import sample_indices
 from forkmerge.problem.randomness import derive, random_state_kept
 from forkmerge.problem.scoring import device_of, evaluating
+from forkmerge.problem.split_dataset import join
 
 Features = Callable[[nn.Module, Any], "tuple[Tensor, Tensor]"]
 """`features(model, batch) -> (representations [n, d], classes [n])` for batches of training streams and evaluations."""
@@ -133,11 +135,10 @@ def _panel(weight: float, parts: Sequence[Tensor], labels: Sequence[Tensor], poi
 
 def _stream(problem: Problem, task: str) -> Evaluation:
     """A task's training data in the form of an evaluation, read in order and without labels' use."""
-    stream = next(s for s in problem.stream_map.values() if task in s.tasks)
-    form = problem.target_validation
-    return replace(
-        form, dataset=stream.dataset, batch_size=stream.batch_size, collate_fn=stream.collate_fn, as_training=None
-    )
+    streams = [s for s in problem.stream_map.values() if task in s.tasks]
+    stream, form = streams[0], problem.target_validation
+    dataset = reduce(join, (s.dataset for s in streams))
+    return replace(form, dataset=dataset, batch_size=stream.batch_size, collate_fn=stream.collate_fn, as_training=None)
 
 
 def _read(model: nn.Module, source: Evaluation, features: Features, most: int, seed: int) -> tuple[Tensor, Tensor]:

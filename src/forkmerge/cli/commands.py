@@ -255,6 +255,10 @@ def compare(
         Path | None,
         typer.Option(metavar="FILE.json", help="Also keep the numbers of all runs in one file, made to be committed."),
     ] = None,
+    others: Annotated[
+        list[str] | None,
+        typer.Option("--with", metavar="DIR", help="An earlier comparison to show together with this."),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run and cost, and stop.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -267,7 +271,7 @@ def compare(
 
     changes = ("methods", "targets", "seeds", "tune", "tune_seeds", "equal_labels", "equal_compute", "settings")
     options = {name: ctx.params[name] for name in changes if ctx.params[name] not in (None, [], ())}
-    asked = CompareCommand(problem, options, workers, out, records, as_json, _typed(ctx))
+    asked = CompareCommand(problem, options, workers, out, records, as_json, _typed(ctx), others or ())
     if Path(problem).is_dir() or problem.endswith(".json"):
         asked.show_earlier()
     elif dry_run:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,16 +18,19 @@ from forkmerge.cli.print_tables import show_tables
 from forkmerge.cli.progress import watching
 from forkmerge.cli.saved_runs import WHOLE
 from forkmerge.cli.terminal import interruptible, print_json, readable_warnings, say, stderr, stdout, stdout_for_json
+from forkmerge.engine.storage.atomic_files import write_atomically
 from forkmerge.engine.storage.json_files import interpreting
 from forkmerge.errors import ConfigError, command
 from forkmerge.experiments.compare_options import options_from
 from forkmerge.experiments.comparison import Comparison, plan_comparison, run_comparison
 from forkmerge.experiments.cost_of_comparison import estimate_comparison
 from forkmerge.experiments.events import Watch
+from forkmerge.experiments.joined_comparisons import read_joined
 from forkmerge.experiments.recipe import read_settings
-from forkmerge.experiments.results_file import write_records
+from forkmerge.experiments.results_file import to_text, write_records
 from forkmerge.experiments.run_results import read_plan
-from forkmerge.report.comparison_tables import tables_from, write_tables
+from forkmerge.experiments.summary import summarise
+from forkmerge.report.comparison_tables import tables_from, tables_of, write_tables
 from forkmerge.report.cost_table import cost_table
 
 _SECONDS_BETWEEN_RECORDS = 60.0
@@ -45,6 +48,7 @@ class CompareCommand:
         records: A file for the numbers of all runs.
         as_json: Whether to print JSON.
         typed: What to type to continue it.
+        others: Further earlier comparisons to show together with it.
     """
 
     problem: str
@@ -54,6 +58,7 @@ class CompareCommand:
     records: Path | None
     as_json: bool
     typed: str
+    others: Sequence[str] = ()
 
     def show_earlier(self) -> None:
         """Show an earlier comparison; what it compares cannot be changed that way."""
@@ -64,9 +69,23 @@ class CompareCommand:
                 f"and --out {self.problem}."
             )
         with interpreting(self.problem, WHOLE):
+            if self.others:
+                self._show_together()
+                return
             if self.records is not None:
                 write_records(self.problem, self.records)
             finish(Path(self.problem), self.as_json)
+
+    def _show_together(self) -> None:
+        """Show several comparisons as one; nothing is written but the records that are asked for."""
+        plan, results = read_joined([self.problem, *self.others])
+        summary = summarise(results, plan)
+        if self.records is not None:
+            write_atomically(self.records, to_text(plan, results).encode("utf-8", "backslashreplace"))
+        if self.as_json:
+            print_json({**vars(summary), "plan": plan, "files": []})
+        else:
+            show_tables(stdout(), tables_of(summary))
 
     def show_cost(self) -> None:
         """Say what would run and cost."""
@@ -84,6 +103,10 @@ class CompareCommand:
         finish(folder, self.as_json)
 
     def _plan(self) -> tuple[Comparison, int]:
+        if self.others:
+            raise ConfigError(
+                f"--with shows earlier comparisons together, and {self.problem} is none: give its folder or records."
+            )
         options = dict(self.options)
         settings, tune = overrides_from({}, options.pop("settings", [])), tune_from(options.pop("tune", []))
         table = read_settings(self.problem, settings)[0].get("compare", {})

@@ -84,7 +84,7 @@ def weights_file(root: Root, name: str | None) -> str | None:
     if not path.is_file():
         raise ProblemError(
             f"published weights: there is no file {name!r}, here or in {folder or 'the data folder'}. Download it "
-            "first (docs/recipes.md says from where), or pass weights=…."
+            "first (docs/paper.md says from where), or pass weights=…."
         )
     return str(path)
 

@@ -78,6 +78,7 @@ def semi_supervised(
     seed: int = 0,
     labels: int = LABELS,
     validation: int = VALIDATION,
+    metric: str = "accuracy",
     root: str | None = None,
     cache: str | None = None,
     check_counts: bool = True,
@@ -93,12 +94,15 @@ def semi_supervised(
         seed: Draws the split, the network's first weights, the order of the data and the augmentations.
         labels: How many images have one.
         validation: Images to validate on.
+        metric: "accuracy", or "error" as in the paper's table.
         root: The folder; by default the one that FORKMERGE_DATA names.
         cache: Where decoded images are kept.
         check_counts: Whether there must be as many images as in the paper.
     """
     data = splits(root, labels=labels, validation=validation, seed=seed, check_counts=check_counts, cache=cache)
-    return semi.semi_supervised_recipe(data, auxiliaries, network, steps, batch_size, seed, width=width, radius=RADIUS)
+    return semi.semi_supervised_recipe(
+        data, auxiliaries, network, steps, batch_size, seed, width=width, radius=RADIUS, metric=metric
+    )
 
 
 def splits(

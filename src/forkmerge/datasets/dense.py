@@ -4,8 +4,8 @@ Predictions and targets of a batch: logits [n, classes, h, w] and classes [n, h,
 [n, 1, h, w], 0 where unknown; normals [n, 3, h, w], all 0 where unknown, of any length where predicted.
 
 All metrics but the mean intersection over union and the median angle are means over pixels, which a search can race
-on (`MeanCost`). All are taken over the known pixels of all images, so they do not depend on batches; the code they
-are known from averages depth errors over batches instead.
+on (`MeanCost`). All are taken over the known pixels of all images, so they do not depend on batches; so are LibMTL's,
+which the authors' scripts use: its depth errors are means of batches, weighted by their known pixels.
 """
 
 from __future__ import annotations

@@ -2,11 +2,14 @@
 
 Read from the layout of MTAN and LibMTL: folders `train` and `val` (the test images), in each of them `image`, `label`,
 `depth` and `normal`, with files `0.npy`, `1.npy`, …. Which 159 of the 795 training images validate is fixed by the
-file `nyuv2_validation.txt` beside this one.
+file `nyuv2_validation.txt` beside this one, or by a file in the form of the authors' scripts.
 """
 
 from __future__ import annotations
 
+import json
+from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -30,7 +33,7 @@ from forkmerge.datasets._files import (
     weights_file,
 )
 from forkmerge.engine.training.optimizers import OptimizerOf, SchedulerOf
-from forkmerge.errors import ProblemError
+from forkmerge.errors import ProblemError, is_count
 from forkmerge.experiments.recipe import Recipe
 from forkmerge.models import MTAN, DenseModel, ResNet, load_published
 from forkmerge.problem.definition import Problem, Stream
@@ -50,6 +53,8 @@ def recipe(
     batch_size: int = BATCH,
     steps: int | None = None,
     seed: int = 0,
+    augmented: bool = True,
+    split: str | None = None,
     root: str | None = None,
     check_counts: bool = True,
 ) -> Recipe:
@@ -63,13 +68,16 @@ def recipe(
         batch_size: Images per step.
         steps: Training steps; by default the paper's 200 epochs.
         seed: Draws the first weights, the order of the data and the augmentations.
+        augmented: Whether training images are scaled, cropped and mirrored at random; in the authors' scripts they are
+            not.
+        split: A file that says which images train and which validate, as in `problem`.
         root: The folder; by default the one that FORKMERGE_DATA names.
         check_counts: Whether there must be as many images as in the paper.
     """
     if steps is None:
         steps = EPOCHS * max(1, TRAINING // batch_size)
     return Recipe(
-        problem(target, root, batch_size=batch_size, check_counts=check_counts),
+        problem(target, root, augmented=augmented, split=split, batch_size=batch_size, check_counts=check_counts),
         model=partial(make_network, network, weights_file(root, weights)),
         optimizer=OptimizerOf("Adam", lr=1e-4, weight_decay=1e-5),
         steps=steps,
@@ -93,6 +101,7 @@ def problem(
     root: Root = None,
     *,
     augmented: bool = True,
+    split: Root = None,
     batch_size: int = BATCH,
     check_counts: bool = True,
 ) -> Problem:
@@ -102,6 +111,8 @@ def problem(
         target: segmentation, depth or normal.
         root: The folder; by default the one that FORKMERGE_DATA names.
         augmented: Whether training images are scaled, cropped and mirrored at random.
+        split: A JSON file `{"train": […], "val": […]}` with the numbers of the images in the folder `train`, here or in
+            the data folder: `data_split.json` of the authors' scripts is one. By default `nyuv2_validation.txt`.
         batch_size: Images per step.
         check_counts: Whether there must be as many images as in the paper.
     """
@@ -115,8 +126,11 @@ def problem(
     if check_counts:
         check_paper_count(f"NYUv2's training images in {training.folder}", len(training), TRAINING + VALIDATION)
         check_paper_count(f"NYUv2's test images in {test.folder}", len(test), TEST)
-    validation_rows = validation_indices(len(training))
-    training_rows = [index for index in range(len(training)) if index not in set(validation_rows)]
+    if split is None:
+        validation_rows = validation_indices(len(training))
+        training_rows = [index for index in range(len(training)) if index not in set(validation_rows)]
+    else:
+        training_rows, validation_rows = read_split(_split_file(split, (folder, scenes)), len(training), check_counts)
     return Problem(
         target,
         [Stream(Subset(training, training_rows), dense.SceneLosses(augmented), dense.TASKS, batch_size)],
@@ -130,6 +144,48 @@ def validation_indices(count: int = TRAINING + VALIDATION) -> list[int]:
     lines = Path(__file__).with_name("nyuv2_validation.txt").read_text("ascii").split("\n")
     listed = [int(line) for line in lines if line and not line.startswith("#")]
     return [index for index in listed if index < count] or [count - 1]
+
+
+def read_split(path: Path, count: int, check_counts: bool = True) -> tuple[list[int], list[int]]:
+    """Return which of `count` images train and which validate; a file that cannot be meant is refused.
+
+    Args:
+        path: A JSON file `{"train": […], "val": […]}`.
+        count: How many images there are.
+        check_counts: Whether there must be as many of both as in the paper.
+    """
+    try:
+        parts = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ProblemError(f"cannot read {path}: {error}.") from None
+    rows: list[list[int]] = []
+    for name, expected in (("train", TRAINING), ("val", VALIDATION)):
+        listed = parts.get(name) if isinstance(parts, dict) else None
+        if not isinstance(listed, list) or not listed:
+            raise ProblemError(f'{path}: expected {{"train": [numbers], "val": [numbers]}}, found no {name!r}.')
+        wrong = [index for index in listed if not is_count(index, 0) or index >= count]
+        if wrong:
+            raise ProblemError(f"{path}: {name!r} holds {wrong[0]!r}, expected numbers from 0 to {count - 1}.")
+        if check_counts:
+            check_paper_count(f"{path}, {name!r}", len(listed), expected)
+        rows.append(listed)
+    twice = [index for index, times in Counter(rows[0] + rows[1]).items() if times > 1]
+    if twice:
+        raise ProblemError(
+            f"{path} names image {twice[0]} more than once: every image trains or validates, never both."
+        )
+    return rows[0], rows[1]
+
+
+def _split_file(split: Root, folders: Sequence[Path]) -> Path:
+    """Return the path of a split, as given or in one of the folders."""
+    paths = [Path(str(split)), *(folder / str(split) for folder in folders)]
+    path = next((path for path in paths if path.is_file()), None)
+    if path is None:
+        raise ProblemError(
+            f"NYUv2: there is no file {str(split)!r}, here or in {folders[0]}: pass split=… with its path."
+        )
+    return path
 
 
 class Scenes(Dataset[Any]):

@@ -54,13 +54,16 @@ def semi_supervised(
     seed: int = 0,
     labels: int = LABELS,
     validation: int = VALIDATION,
+    metric: str = "accuracy",
     root: str | None = None,
     cache: str | None = None,
     check_counts: bool = True,
 ) -> Recipe:
     """Return the paper's semi-supervised setting (see `cifar10.semi_supervised`)."""
     data = splits(root, labels=labels, validation=validation, seed=seed, check_counts=check_counts, cache=cache)
-    return semi.semi_supervised_recipe(data, auxiliaries, network, steps, batch_size, seed, width=width, radius=RADIUS)
+    return semi.semi_supervised_recipe(
+        data, auxiliaries, network, steps, batch_size, seed, width=width, radius=RADIUS, metric=metric
+    )
 
 
 def splits(

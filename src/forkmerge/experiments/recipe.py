@@ -130,7 +130,10 @@ def recipe_from(source: Mapping[str, Any]) -> Recipe:
     if "recipe" not in settings:
         raise ConfigError("a recipe file needs recipe = 'module:function', which returns a forkmerge.Recipe.")
     function = _find_function(str(settings["recipe"]), source["folders"])
-    recipe = _call(function, _table("arguments", settings.get("arguments", {})), str(settings["recipe"]))
+    arguments = _table("arguments", settings.get("arguments", {}))
+    if "target" in settings and "target" in inspect.signature(function).parameters:
+        arguments["target"] = settings["target"]  # steps or data may depend on it
+    recipe = _call(function, arguments, str(settings["recipe"]))
     if not isinstance(recipe, Recipe):
         raise ConfigError(f"{settings['recipe']} must return a forkmerge.Recipe, got {type(recipe).__name__}.")
     recipe = _override(recipe, settings)

@@ -62,6 +62,10 @@ class ESMM(nn.Module):
         dropout: In the towers.
         entire_space: Whether tasks after the first are conditional on it.
 
+    Note:
+        The paper gives the width of features and nothing else. The default towers are ours: of the widths of MTReclib's
+        (512, 256, then 128, 64) the first two.
+
     References:
         Ma et al., Entire Space Multi-Task Model, SIGIR 2018, Eq. 4.
     """
@@ -111,6 +115,9 @@ class MMoE(nn.Module):
         bottom: Widths of an expert's layers.
         hidden: Widths of a tower's hidden layers.
         dropout: In experts and towers.
+
+    Note:
+        The paper gives no sizes. The defaults are those of MTReclib, which it builds on.
 
     References:
         Ma et al., Modeling Task Relationships in Multi-task Learning with Multi-gate Mixture-of-Experts, KDD 2018,

@@ -5,19 +5,23 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from forkmerge.algorithms.run_record import BranchRecord, Round, Run
 from forkmerge.algorithms.saved_run import read_run
 from forkmerge.algorithms.table_data import Cell, Column, Table
+from forkmerge.algorithms.weight_grid import Point, read_points
 from forkmerge.analysis.dynamics import (
     coefficient_history,
     common_criterion,
     learning_curve,
     method_costs,
     pareto_projection,
+    place_of,
 )
 from forkmerge.analysis.merge_results import IntervalEffect
 from forkmerge.errors import ForkMergeError, ProblemError, command
@@ -53,7 +57,7 @@ def comparison_page(source: Path) -> Page:
     sections = [Section("Which method is better", "", tuple(tables))]
     sections.append(Section("Numbers", "", tuple(tables_of(summary))))
     if any(cost.time for cost in summary.costs.values()):
-        sections.append(Section("Costs", "", (cost_per_method(method_costs(summary)), *_pareto(summary))))
+        sections.append(Section("Costs", "", (cost_per_method(method_costs(summary)), *_pareto(source, results))))
     sections += [Section(title, "", tuple(items)) for title, items in during.items() if items]
     environments = [run.environment for group in runs.values() for run in group if run.environment]
     return Page(
@@ -254,15 +258,42 @@ def _intervals(results: Sequence[RunResult]) -> list[Figure]:
     return [interval_effect(effects)] if effects else []
 
 
-def _pareto(summary: Summary) -> list[Figure]:
-    changes = {t: {s.label: s.change.mean for s in standings if s.change} for t, standings in summary.targets.items()}
+def _pareto(source: Path, results: Sequence[RunResult]) -> list[Figure]:
+    """Two tasks at a time, by their first metrics; by those of validation where a grid search has points beside."""
+    finals = [result for result in results if result.kind == "final" and result.is_complete]
+    grid = next((points for each in finals if (points := _grid_of(source, each))), [])
+    directions = {result.target: result.directions for result in finals}
+    places: dict[str, dict[str, list[float]]] = {}
+    for result in finals:
+        metrics = {
+            name: value for name, value in (result.validation if grid else result.metrics).items() if value is not None
+        }
+        if set(directions[result.target]) <= set(metrics):
+            axis, value = place_of(result.target, metrics, directions[result.target])
+            places.setdefault(axis, {}).setdefault(result.label, []).append(value)
+    on_axes = [replace(p, scores=_on_axes(p.metrics, directions)) for p in grid if set(directions) <= set(p.metrics)]
     projections = []
-    for first, second in list(combinations(changes, 2))[:_MOST_PAIRS]:
-        x, y = f"Δ on {first}", f"Δ on {second}"
-        both = [label for label in changes[first] if label in changes[second]]
-        scores = {label: {x: changes[first][label], y: changes[second][label]} for label in both}
-        projections.append(pareto_projection(x, y, [], scores))
+    for x, y in list(combinations(places, 2))[:_MOST_PAIRS]:
+        both = [label for label in places[x] if label in places[y]]
+        scores = {label: {x: fmean(places[x][label]), y: fmean(places[y][label])} for label in both}
+        projections.append(pareto_projection(x, y, on_axes, scores))
     return [pareto_projections(projections)] if projections else []
+
+
+def _grid_of(source: Path, result: RunResult) -> list[Point]:
+    """Return the points of a grid search; none where the run is another, or its folder is gone."""
+    if "grid" not in result.method or not (source / result.folder).is_dir():
+        return []
+    try:
+        return read_points(source / result.folder)
+    except (ForkMergeError, OSError):
+        return []
+
+
+def _on_axes(
+    metrics: Mapping[str, Mapping[str, float]], directions: Mapping[str, Mapping[str, int]]
+) -> dict[str, float]:
+    return dict(place_of(task, metrics[task], each) for task, each in directions.items())
 
 
 def _headline(summary: Summary) -> str:

@@ -164,8 +164,9 @@ def pareto_projections(projections: Sequence[ParetoProjection]) -> Figure:
                 series.append(Series(point.label, (point.x,), (point.y,), kind="dots", texts=(point.label,)))
         panels.append(Panel("", Axis(projection.first), Axis(projection.second), tuple(series)))
     caption = (
-        "Score of one task against another's; up and to the right is better. Dashed: what nothing else beats in both, "
-        "among the points of a grid search where there is one."
+        "One task against another, each by its first metric or, where lower is better, by 1 / that; up and to the "
+        "right is better. Dashed: what nothing else beats in both, among the points of a grid search where there is "
+        "one: then numbers are of validation data."
     )
     return Figure("pareto", "Trade-offs between tasks", caption, tuple(panels))
 

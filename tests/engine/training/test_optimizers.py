@@ -61,3 +61,31 @@ def test_what_an_optimizer_will_keep_is_known_before_its_first_step(name: str, s
     model = torch.nn.Linear(3, 2)
     optimizer = fm.OptimizerOf(name, lr=0.1)(model)
     assert state_share(optimizer) == share
+
+
+def test_a_scheduler_may_move_once_per_epoch_as_one_called_by_hand_does() -> None:
+    model = nn.Linear(1, 1)
+    ours, by_hand = SGD(model), SGD(model)
+    factory = fm.SchedulerOf("CosineAnnealingLR", every="25%", T_max=4)
+    per_epoch = factory.over(12)(ours)
+    assert repr(factory.over(12)) == "CosineAnnealingLR(T_max=4) every 3 steps"
+    plain = torch.optim.lr_scheduler.CosineAnnealingLR(by_hand, T_max=4)
+    for _epoch in range(4):
+        for _step in range(3):
+            assert ours.param_groups[0]["lr"] == by_hand.param_groups[0]["lr"]
+            ours.step()
+            per_epoch.step()
+        by_hand.step()
+        plain.step()
+    assert per_epoch.get_last_lr() == [ours.param_groups[0]["lr"]] == [by_hand.param_groups[0]["lr"]]
+
+
+def test_a_scheduler_that_moves_once_per_epoch_resumes_to_the_same_bits() -> None:
+    cosine = fm.SchedulerOf("CosineAnnealingLR", every=3, T_max=4)
+    assert_same_bits(resumed_bits(plain_net, SGD, cosine), plain_loop(plain_net, SGD, WEIGHTS, 10, scheduler=cosine))
+
+
+@pytest.mark.parametrize("every", [0, -1, 2.5, "often", True])
+def test_a_scheduler_cannot_move_every_so_often(every: Any) -> None:
+    with pytest.raises(fm.ProblemError, match="a scheduler moves every so many steps, such as 2500 or '5%'"):
+        fm.SchedulerOf("CosineAnnealingLR", every=every, T_max=4)

@@ -12,7 +12,7 @@ from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from forkmerge.errors import ProblemError, is_number, unknown_name
+from forkmerge.errors import ProblemError, is_count, is_number, unknown_name
 
 _SHARE = re.compile(r"(\d+(?:\.\d+)?)%")
 
@@ -83,11 +83,45 @@ class OptimizerOf(_Factory):
         return super().__repr__() + (f" × {self.group_lr}" if self.group_lr else "")
 
 
+class EverySteps(LRScheduler):
+    """A scheduler that moves once in so many steps, as one that is called at the end of an epoch does.
+
+    Args:
+        inner: The scheduler.
+        every: Steps between its moves.
+    """
+
+    def __init__(self, inner: LRScheduler, every: int) -> None:
+        self.inner, self.every, self.count = inner, every, 0
+        self.optimizer = inner.optimizer
+
+    def step(self, epoch: int | None = None) -> None:
+        """Count a step, and move where an epoch ends."""
+        del epoch  # what torch would like nobody to pass
+        self.count += 1
+        if self.count % self.every == 0:
+            self.inner.step()
+
+    def get_last_lr(self) -> list[Any]:
+        """Return the learning rates of now."""
+        return self.inner.get_last_lr()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the count, and the state of the scheduler inside."""
+        return {"count": self.count, "inner": self.inner.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take both back."""
+        self.count = state_dict["count"]
+        self.inner.load_state_dict(state_dict["inner"])
+
+
 class SchedulerOf(_Factory):
     """A picklable scheduler factory; the scheduler runs on the global step.
 
     Args:
         kind: A scheduler class, or the name of one in `torch.optim.lr_scheduler`.
+        every: It moves once in so many steps, such as an epoch has, or a share as below; its options count moves then.
         **options: Passed to the class after the optimizer. "50%" stands for that share of the run's steps; where an
             algorithm consists of several runs, such as Post-train, for that of each.
 
@@ -97,22 +131,30 @@ class SchedulerOf(_Factory):
         MultiStepLR(milestones=[500, 800])
     """
 
-    def __init__(self, kind: str | type[LRScheduler], **options: Any) -> None:
+    def __init__(self, kind: str | type[LRScheduler], every: int | str = 1, **options: Any) -> None:
         super().__init__(_find(optim.lr_scheduler, LRScheduler, "scheduler", kind), options)
+        if not is_count(every) and _steps_of(every, 100) == every:
+            raise ProblemError(f"a scheduler moves every so many steps, such as 2500 or '5%', got every={every!r}.")
+        self.every = every
 
     def over(self, steps: int) -> SchedulerOf:
         """Return the factory for a run of so many steps: shares become numbers."""
-        return SchedulerOf(self.kind, **{name: _steps_of(value, steps) for name, value in self.options.items()})
+        options = {name: _steps_of(value, steps) for name, value in self.options.items()}
+        return SchedulerOf(self.kind, _steps_of(self.every, steps), **options)
 
     def __call__(self, optimizer: Optimizer) -> LRScheduler:
         """Return the scheduler of an optimizer."""
-        shares = [name for name, value in self.options.items() if _steps_of(value, 100) != value]
+        options = {"every": self.every, **self.options}
+        shares = [name for name, value in options.items() if _steps_of(value, 100) != value]
         if shares:
             raise ProblemError(
                 f"{self!r}: {shares[0]} is a share of the run's steps; say of how many with over(steps)."
             )
         scheduler: LRScheduler = self.made(optimizer)
-        return scheduler
+        return scheduler if self.every == 1 else EverySteps(scheduler, int(self.every))
+
+    def __repr__(self) -> str:
+        return super().__repr__() + (f" every {self.every} steps" if self.every != 1 else "")
 
 
 def state_share(optimizer: Optimizer) -> float:
