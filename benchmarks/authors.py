@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import forkmerge as fm
+from forkmerge.algorithms.events import Event, RoundFinished, StepProgress
 from forkmerge.problem.example_order import batch_indices
 
 MIXTURES = {
@@ -87,14 +88,14 @@ class Twin:
         seconds = dict.fromkeys(["train", "rank", "search", "merge", "checkpoint"], 0.0)
         self.outcome = RunResult(model.state_dict(), seconds, 0.0)
 
-    def follow(self, event: Mapping[str, Any]) -> None:
+    def follow(self, event: Event) -> None:
         """Train a branch as far as the library has, or end a round with its coefficients."""
         started = time.perf_counter()
-        if event["event"] == "segment":
+        if isinstance(event, StepProgress):
             with self._timed("train"):
-                self._train(event["branch"], event["step"])
-        elif event["event"] == "round":
-            self._end_round(event["coefficients"])
+                self._train(event.branch, event.step)
+        elif isinstance(event, RoundFinished):
+            self._end_round(event.record.coefficients)
         self.outcome.total += time.perf_counter() - started
 
     def _end_round(self, given: Mapping[str, float]) -> None:

@@ -27,6 +27,7 @@ from page import Goal, Section, Table, show
 from rich.progress import track
 
 import forkmerge as fm
+from forkmerge.algorithms.events import CheckpointWritten, Event
 
 OPTIMIZERS = {
     "SGD": (1, fm.OptimizerOf("SGD", lr=1e-3, momentum=0.9)),
@@ -56,8 +57,8 @@ def train(branches: int, optimizer: str, width: int, folder: Path | None, *, sto
     model = case.model()
     size = sum(parameter.nbytes for parameter in model.parameters())
 
-    def observe(event: Mapping[str, Any]) -> None:
-        if stop and event["event"] == "checkpoint" and event["step"] == INTERVAL:
+    def observe(event: Event) -> None:
+        if stop and isinstance(event, CheckpointWritten) and event.step == INTERVAL:
             raise KeyboardInterrupt
 
     with suppress(KeyboardInterrupt):
@@ -68,7 +69,8 @@ def train(branches: int, optimizer: str, width: int, folder: Path | None, *, sto
             steps=STEPS,
             folder=folder,
             resume=folder is not None,
-            observe=observe,
+            on_event=observe,
+            progress=False,
             threads=1,
         )
     return size

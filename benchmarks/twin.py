@@ -13,7 +13,7 @@ import math
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from page import Goal, Section, Table, ratio, show
 from rich.progress import Progress
 
 import forkmerge as fm
+from forkmerge.algorithms.events import OnEvent
 
 
 def library(
@@ -32,7 +33,7 @@ def library(
     *,
     workers: int = 1,
     channels_last: bool | None = None,
-    observe: Callable[[Mapping[str, Any]], None] = lambda event: None,
+    on_event: OnEvent = lambda event: None,
 ) -> RunResult:
     """The library's run, as a user would start it; the data and the network exist before, for the twin, too."""
     problem, model = setting.problem(), image_model(setting.width)
@@ -46,7 +47,8 @@ def library(
         workers=workers,
         threads=1,
         channels_last=channels_last,
-        observe=observe,
+        on_event=on_event,
+        progress=False,
         folder=folder,
     )
     total = time.perf_counter() - started
@@ -69,7 +71,7 @@ def side_by_side(setting: Setting, *, channels_last: bool | None = None) -> tupl
     """Return the library's run and the loop's, done in turns."""
     with tempfile.TemporaryDirectory() as folder:
         twin = Twin(setting, Path(folder))
-        ours = library(setting, Path(folder) / "run", channels_last=channels_last, observe=twin.follow)
+        ours = library(setting, Path(folder) / "run", channels_last=channels_last, on_event=twin.follow)
     ours.total -= twin.outcome.total
     return ours, twin.outcome
 

@@ -49,7 +49,7 @@ QUESTIONS: tuple[tuple[str, str], ...] = (
     ("My power went off while it wrote: why is nothing half there?", "engine/storage/atomic_files"),
     ("Who stops two jobs from writing to the same directory?", "engine/storage/lock"),
     ("My convolutions got faster by themselves: who turned the tensors around?", "engine/training/memory_format"),
-    ("How much longer will it take, says the bar. Where is that computed?", "cli/progress"),
+    ("How much longer will it take, says the bar. Where is that computed?", "algorithms/events/progress"),
     ("I want to know the hours and gigabytes of one training before I begin.", "experiments/cost_of_run"),
     ("Confidence intervals over seeds: where are the formulas?", "experiments/paired_statistics"),
     ("One of the copies became NaN. Who leaves it out?", "algorithms/faulty_branches"),
@@ -190,8 +190,8 @@ Three habits explain the rest:
    copying rows, merging is arithmetic on rows, a checkpoint is rows on disk.
 2. **Randomness is a function.** `problem/randomness.derive(seed, …)` gives every random number of a step; nothing but
    the step counter has to be saved.
-3. **Workers return, they never print.** Events go to the record and to the `observe` callback; progress bars and tables
-   are made from events and records."""
+3. **Workers return, they never print.** Events go to the record and to the `on_event` callback; progress bars and
+   tables are made from events and records."""
 
 _NEWCOMER = """Questions in users' words, none of which is in the path. Somebody who had never seen the package was
 given the list of files alone, and named the right one for 19 of the 20; for the one about candidates it was

@@ -19,6 +19,15 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset, TensorDataset
 
 import forkmerge as fm
+from forkmerge.algorithms.events import (
+    CheckpointWritten,
+    Event,
+    PhaseStarted,
+    ProbeScored,
+    RoundFinished,
+    RunResumed,
+    StepProgress,
+)
 from forkmerge.algorithms.run_record import Run
 from forkmerge.engine.merging.arithmetic import Coefficients, vertices
 from forkmerge.engine.merging.find_merge import MergeProblem
@@ -330,13 +339,19 @@ class Stopped(BaseException):
     """Stands for a kill: nothing in the library may catch it."""
 
 
+def is_written(event: Event) -> bool:
+    """Whether an event is recorded, or comes with a checkpoint."""
+    is_start = isinstance(event, PhaseStarted) and event.phase == "search"
+    return is_start or isinstance(event, ProbeScored | StepProgress | RoundFinished | CheckpointWritten | RunResumed)
+
+
 def stop_at(count: int) -> Callable[[Any], None]:
-    """An observer that ends the process, as far as the library can tell, at the `count`-th event."""
+    """A callback that ends the process, as far as the library can tell, at the `count`-th event that is written."""
     seen = 0
 
     def observe(event: Any) -> None:
         nonlocal seen
-        seen += 1
+        seen += is_written(event)
         if seen == count:
             raise Stopped
 

@@ -19,6 +19,7 @@ import torch
 
 import forkmerge as fm
 from _asserts import bits, facts
+from forkmerge.algorithms.events import Event, StepProgress
 from forkmerge.experiments.compared_methods import compared_method_from
 from forkmerge.methods import METHODS
 from problems import ADAM, TASKS, Stopped, domains_problem, fit, noisy_net, plain_net, shared_problem
@@ -149,14 +150,14 @@ def interrupt(name: str, folder: Path) -> None:
     algorithm, options, at = INTERRUPTED[name]
     seen = 0
 
-    def observe(event: Mapping[str, Any]) -> None:
+    def observe(event: Event) -> None:
         nonlocal seen
-        seen += event["event"] == "segment"
+        seen += isinstance(event, StepProgress)
         if seen == at:
             raise Stopped
 
     try:
-        fit(algorithm, folder=folder, observe=observe, **options)
+        fit(algorithm, folder=folder, on_event=observe, **options)
     except Stopped:
         return
     raise AssertionError(f"{name} ended before it was interrupted")

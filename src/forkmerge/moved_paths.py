@@ -46,7 +46,9 @@ _MOVED = {
     "compare_options": "experiments.compare_options",
     "comparison_tables": "report.comparison_tables",
     "compiling": "engine.training.torch_compile",
-    "console": "cli.progress cli.run_progress experiments.units cli.terminal",
+    "cli.run_progress": "algorithms.events.run_progress",
+    "console": "algorithms.events.progress algorithms.events.run_progress cli.progress algorithms.table_data "
+    "cli.terminal",
     "contenders": "experiments.compared_methods experiments.cost_of_run",
     "copying": "algorithms.own_loop.copy_training",
     "course": "engine.merging.race_over_examples",
@@ -57,6 +59,7 @@ _MOVED = {
     "dividing": "problem.split_dataset",
     "execution": "engine.executors.branch_worker engine.executors.branch_execution engine.executors.serial",
     "experiment": "experiments.comparison experiments.events",
+    "experiments.units": "algorithms.table_data",
     "export": "algorithms.export",
     "factories": "engine.training.optimizers",
     "feed": "problem.batches",

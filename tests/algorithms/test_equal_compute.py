@@ -8,6 +8,7 @@ import torch
 import forkmerge as fm
 from _asserts import assert_same_bits, assert_same_run
 from forkmerge.algorithms.equal_compute import AveragedSingleTask, BestOf, Scaled
+from forkmerge.algorithms.events import PhaseStarted, RoundFinished
 from forkmerge.problem.randomness import derive
 from problems import SGD, Stopped, fit, noisy_net, plain_net, seeded, shared_problem
 
@@ -75,12 +76,12 @@ def test_stopped_in_the_middle_they_go_on(tmp_path, algorithm):
     seen = []
 
     def observe(event):
-        seen.append(event["event"])
-        if seen.count("start") == 2 and event["event"] == "round":
+        seen.append(type(event))
+        if seen.count(PhaseStarted) == 2 and isinstance(event, RoundFinished):
             raise Stopped
 
     with pytest.raises(Stopped):
-        fit(algorithm, folder=tmp_path / "run", observe=observe)
+        fit(algorithm, folder=tmp_path / "run", on_event=observe)
     again = fit(algorithm, folder=tmp_path / "run", resume=True)
     whole = fit(algorithm)
     assert_same_run(again, whole)

@@ -8,6 +8,7 @@ import pytest
 
 import forkmerge as fm
 from _asserts import assert_same_bits, bits
+from forkmerge.algorithms.events import StepProgress
 from problems import Vector, diverging_problem, fit, noisy_net, quadratic_run, union_problem
 
 
@@ -73,8 +74,8 @@ class TestShared:
 
     def floor_steps(self, algorithm: fm.ForkMerge, **options: Any) -> list[int]:
         events: list[Any] = []
-        fit(algorithm, observe=events.append, **options)
-        return [event["step"] for event in events if event["event"] == "segment" and event["branch"] == "floor"]
+        fit(algorithm, on_event=events.append, **options)
+        return [event.step for event in events if isinstance(event, StepProgress) and event.branch == "floor"]
 
     def test_the_first_round_trains_no_floor_of_its_own(self) -> None:
         algorithm = fm.ForkMerge(interval=4, search=fm.Fixed((0.5, 0.5)), floor=True)

@@ -6,6 +6,7 @@ import pytest
 
 import forkmerge as fm
 from _asserts import assert_other_bits, assert_same_bits, assert_same_run
+from forkmerge.algorithms.events import StepProgress
 from forkmerge.engine.storage.run_folder import status
 from forkmerge.experiments.recipe import algorithm_from
 from forkmerge.problem.randomness import derive
@@ -67,11 +68,11 @@ def test_a_run_stopped_anywhere_ends_with_the_same_bits(tmp_path, stop, refit):
 
     def observe(event):
         seen.append(event)
-        if sum(item["event"] == "segment" for item in seen) == stop:
+        if sum(isinstance(item, StepProgress) for item in seen) == stop:
             raise Stopped
 
     with pytest.raises(Stopped):
-        fit(algorithm, net=noisy_net, steps=8, folder=tmp_path / "run", observe=observe)
+        fit(algorithm, net=noisy_net, steps=8, folder=tmp_path / "run", on_event=observe)
     assert status(tmp_path / "run") == "interrupted"
     again = fit(algorithm, net=noisy_net, steps=8, folder=tmp_path / "run", resume=True)
     assert_same_run(again, whole)

@@ -90,7 +90,7 @@ class TestOtherOptions:
     @pytest.fixture
     def killed(self, tmp_path: Path) -> Path:
         with pytest.raises(Stopped):
-            fit(fm.ForkMerge(interval=4), net=frozen_seeded, folder=tmp_path / "run", observe=stop_at(6))
+            fit(fm.ForkMerge(interval=4), net=frozen_seeded, folder=tmp_path / "run", on_event=stop_at(6))
         return tmp_path / "run"
 
     in_sixes = shared_problem(validation=replace(shared_problem().target_validation, batch_size=6))
@@ -230,7 +230,7 @@ def test_a_config_that_does_not_say_what_it_must_is_refused_by_name(
 def test_a_run_with_the_checkpoints_of_another_does_not_go_on(tmp_path: Path, monkeypatch: Any) -> None:
     for seed in (0, 1):
         with pytest.raises(Stopped):
-            fit(fm.ForkMerge(interval=4), folder=tmp_path / str(seed), observe=stop_at(6), seed=seed)
+            fit(fm.ForkMerge(interval=4), folder=tmp_path / str(seed), on_event=stop_at(6), seed=seed)
     shutil.rmtree(tmp_path / "1/checkpoints")
     shutil.copytree(tmp_path / "0/checkpoints", tmp_path / "1/checkpoints")
     with counting_steps(monkeypatch) as trained, pytest.raises(fm.StoreError, match="was written by another run"):

@@ -11,6 +11,8 @@ import torch
 
 import forkmerge as fm
 from _asserts import assert_other_bits, assert_same_bits, assert_same_run, bits
+from forkmerge.algorithms.events import ProbeScored
+from forkmerge.algorithms.events.run_events import record_line
 from forkmerge.algorithms.run_record import Run
 from forkmerge.engine.executors.branch_execution import BranchExecution
 from forkmerge.engine.storage.run_folder import RunFolder
@@ -62,13 +64,13 @@ class TestRounds:
 
     def test_what_is_observed_is_what_is_recorded(self, tmp_path: Path) -> None:
         events: list[Any] = []
-        fit(fm.ForkMerge(interval=6), folder=tmp_path / "run", observe=events.append)
+        fit(fm.ForkMerge(interval=6), folder=tmp_path / "run", on_event=events.append)
         folder = RunFolder.open(tmp_path / "run", lock=False)
         recorded = list(folder.records())
         rounds = ["segment", "segment", "round"]
         assert [e["event"] for e in recorded] == ["start", *rounds, *rounds, "end"]
-        seen = [json.loads(json.dumps(e)) for e in events if e["event"] in ("start", "segment", "round", "probe")]
-        assert seen == [e for e in recorded if e["event"] != "end"]
+        seen = [json.loads(json.dumps(line)) for line in map(record_line, events) if line is not None]
+        assert seen == [e for e in recorded if e["event"] not in ("start", "end")]
 
     def test_kept_branches_are_the_weights_that_entered_each_merge(self, tmp_path: Path) -> None:
         algorithm = fm.ForkMerge(interval=6, keep_branches=True, search=fm.Fixed((0.25, 0.75)))
@@ -109,7 +111,7 @@ class TestSelection:
 class TestNestedTopK:
     def test_branches_are_built_from_short_ranking_runs_that_leave_no_trace(self) -> None:
         events: list[Any] = []
-        run = fit(fm.ForkMerge(fm.NestedTopK(probe_steps=3), interval=4), net=noisy_net, observe=events.append)
+        run = fit(fm.ForkMerge(fm.NestedTopK(probe_steps=3), interval=4), net=noisy_net, on_event=events.append)
         assert set(run.probes) == {"aux", "odd"}
         probes = {task: fit(fm.Joint({"tgt": 1.0, task: 1.0}), net=noisy_net, steps=3).score for task in run.probes}
         assert run.probes == probes
@@ -118,7 +120,7 @@ class TestNestedTopK:
         branches = {name: {"tgt": 1.0, **dict.fromkeys(tasks, 1.0)} for name, tasks in nested.items()}
         assert [list(r.branches) for r in run.rounds] == [list(nested)] * 3
         assert_same_bits(run, fit(fm.ForkMerge(branches, interval=4), net=noisy_net))
-        assert [e["branch"] for e in events if e["event"] == "probe"] == ["aux", "odd"]
+        assert [e.branch for e in events if isinstance(e, ProbeScored)] == ["aux", "odd"]
 
 
 def test_ranking_runs_train_with_the_scaled_weights() -> None:

@@ -17,7 +17,7 @@ from problems import Stopped, fit, stop_at
 def interrupted(folder: Path, events: int = 8, **options: Any) -> Path:
     """A run of two rounds that was killed at an event."""
     with pytest.raises(Stopped):
-        fit(fm.ForkMerge(interval=6, refit=True), folder=folder, observe=stop_at(events), **options)
+        fit(fm.ForkMerge(interval=6, refit=True), folder=folder, on_event=stop_at(events), **options)
     return folder
 
 

@@ -8,8 +8,10 @@ from forkmerge.algorithms.table_data import (
     Table,
     for_markdown,
     for_spreadsheet,
+    show_bytes,
     show_metrics,
     show_number,
+    show_seconds,
     show_shares,
 )
 
@@ -45,3 +47,15 @@ def test_a_spreadsheet_sees_no_formula():
     for text in ("-1", "+1.5", "-1e-9", "-.5E+3", "a=1", "", "'x", "Δ_m", "3–1–0"):
         assert for_spreadsheet(text) == text
     assert for_spreadsheet("a\x1b") == r"a\u001b"
+
+
+def test_durations_and_sizes_are_readable() -> None:
+    assert [show_seconds(s) for s in (0.0012, 0.5, 42, 300, 9000, 400000)] == [
+        "1.2 ms",
+        "0.5 s",
+        "42 s",
+        "5 min",
+        "2.5 h",
+        "4.6 days",
+    ]
+    assert [show_bytes(n) for n in (12, 1500, 2_340_000, 7.1e12)] == ["12 bytes", "1.5 kB", "2.34 MB", "7.1 TB"]

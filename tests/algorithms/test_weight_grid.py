@@ -15,6 +15,7 @@ from torch.utils.data import TensorDataset
 
 import forkmerge as fm
 from _asserts import assert_same_bits, assert_same_run
+from forkmerge.algorithms.events import PhaseStarted, StepProgress
 from forkmerge.algorithms.saved_run import read_run
 from forkmerge.algorithms.weight_grid import GridRun, Point
 from problems import TASKS, Stopped, counting_steps, examples, fit, minus_loss, noisy_net, seeded, shared_problem
@@ -82,12 +83,12 @@ def test_a_grid_stopped_anywhere_goes_on(tmp_path, stop, monkeypatch):
     problem, seen = two_tasks(), []
 
     def observe(event):
-        seen.append(event["event"])
-        if seen.count("start") == stop and event["event"] == "segment":
+        seen.append(type(event))
+        if seen.count(PhaseStarted) == stop and isinstance(event, StepProgress):
             raise Stopped
 
     with pytest.raises(Stopped):
-        fit(GRID, problem, folder=tmp_path / "run", observe=observe, checkpoint_every=1)
+        fit(GRID, problem, folder=tmp_path / "run", on_event=observe, checkpoint_every=1)
     finished = len(list((tmp_path / "run").glob("*/result.json")))
     assert finished == stop - 1
     with counting_steps(monkeypatch) as trained:

@@ -9,6 +9,7 @@ import pytest
 from torch import nn
 
 import forkmerge as fm
+from forkmerge.algorithms.events import CheckpointWritten
 from forkmerge.engine.storage.run_folder import CHECKPOINTS_KEPT
 from forkmerge.experiments.cost_of_run import estimate_run
 from problems import (
@@ -75,12 +76,12 @@ def test_disk_is_what_the_folder_grows_to(algorithm: fm.ForkMerge, options: Any,
     largest: dict[str, int] = {}
 
     def observe(event: Any) -> None:
-        if event["event"] in ("checkpoint", "end"):
+        if isinstance(event, CheckpointWritten):
             for part in ("checkpoints", "branches"):
                 files = (tmp_path / "run" / part).rglob("*.safetensors")
                 largest[part] = max(largest.get(part, 0), sum(file.stat().st_size for file in files))
 
-    made.fit(folder=tmp_path / "run", observe=observe)
+    made.fit(folder=tmp_path / "run", on_event=observe)
     assert 0.95 * largest["checkpoints"] < plan.disk["checkpoints"] < 1.7 * largest["checkpoints"]
     assert largest["branches"] == pytest.approx(plan.disk["branches"], rel=0.02, abs=1)
     assert plan.disk["model"] == pytest.approx((tmp_path / "run/model.safetensors").stat().st_size, rel=0.02)

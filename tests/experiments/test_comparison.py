@@ -15,6 +15,7 @@ from forkmerge.algorithms.equal_compute import Scaled
 from forkmerge.engine.storage.run_folder import RunFolder
 from forkmerge.experiments import comparison_run as trial_module
 from forkmerge.experiments.comparison import Comparison, _target_folder, plan_comparison, run_comparison
+from forkmerge.experiments.events import JobStarted
 from forkmerge.experiments.run_results import RunResult, read_run_results
 from forkmerge.report.comparison_tables import summary_from, tables_from
 from problems import Stopped, counting_steps
@@ -212,12 +213,12 @@ def test_a_comparison_that_is_running_is_left_alone(tmp_path):
     seen = []
 
     def watch(event):
-        if event["event"] == "start" and not seen:
+        if isinstance(event, JobStarted) and not seen:
             seen.append(event)
             with pytest.raises(fm.StoreError, match="already running in another process"):
                 compared(tmp_path, seeds=1)
 
-    run_comparison(planned(seeds=1), tmp_path, watch=watch)
+    run_comparison(planned(seeds=1), tmp_path, on_event=watch)
     assert seen
 
 

@@ -16,6 +16,7 @@ from torch.utils.data import TensorDataset
 
 import forkmerge as fm
 from forkmerge.algorithms.equal_compute import AveragedSingleTask, BestOf
+from forkmerge.algorithms.events import ProbeScored, RoundFinished, RunStarted, StepProgress
 from forkmerge.cli.print_run import show_cost
 from forkmerge.experiments.cost_of_run import RunCost, branch_count, count_steps, estimate_run
 from problems import (
@@ -79,19 +80,19 @@ def count_work(made: fm.Recipe, examiner: Examiner) -> tuple[int, float]:
 
     def observe(event: Any) -> None:
         nonlocal steps
-        if event["event"] == "probe":
-            steps += event["step"]
-        if event["event"] == "segment":
-            key = event["phase"], event["branch"]
-            steps += event["step"] - at.get(key, 0)
-            at[key] = event["step"]
-        if event["event"] == "round":  # where the floor parts from the branch that it has been
-            at[event["phase"], "floor"] = event["end"]
-        if event["event"] == "start":
+        if isinstance(event, ProbeScored):
+            steps += event.step
+        if isinstance(event, StepProgress):
+            key = event.phase, event.branch
+            steps += event.step - at.get(key, 0)
+            at[key] = event.step
+        if isinstance(event, RoundFinished):  # where the floor parts from the branch that it has been
+            at[event.phase, "floor"] = event.step
+        if isinstance(event, RunStarted):
             at.clear()
 
     examiner.examples = 0
-    made.fit(observe=observe)
+    made.fit(on_event=observe)
     return steps, examiner.examples / 24
 
 

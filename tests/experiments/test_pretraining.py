@@ -13,11 +13,13 @@ import torch
 
 import compare_problem
 import forkmerge as fm
+from forkmerge.algorithms.events import Notice, PretrainingProgress
 from forkmerge.algorithms.fit import build_model
 from forkmerge.engine.storage.user_folders import cache_folder
 from forkmerge.experiments import pretraining
 from forkmerge.experiments.comparison import plan_comparison, run_comparison
 from forkmerge.experiments.cost_of_run import estimate_run
+from forkmerge.experiments.events import JobsPlanned, JobStarted
 from forkmerge.experiments.pretraining import Pretrained, content_key, find_weights, first_model, load_part, pretrained
 from forkmerge.experiments.run_results import read_plan, read_run_results
 from problems import Stopped, plain_net
@@ -70,8 +72,8 @@ def test_a_part_of_the_model_starts_from_single_task_training_on_the_other_probl
         source = trained.model.state_dict() if name.startswith("body.") else fresh
         assert torch.equal(tensor, source[name]), name
     first, *rest = events
-    assert first == {"event": "pretraining", "name": PROBLEM, "step": 0, "steps": 6, "begins": True}
-    assert rest[-1] == {**first, "step": 6, "begins": False}
+    assert first == PretrainingProgress(name=PROBLEM, step=0, steps=6, begins=True)
+    assert rest[-1] == replace(first, step=6, begins=False)
 
 
 def test_it_is_done_once_and_then_found_whatever_asks(file):
@@ -95,8 +97,8 @@ def test_damaged_weights_are_noticed_and_made_again(file):
     model.write_bytes(data)
     events: list[Any] = []
     again = weights_of(pretrained(fm.load_recipe(file), events.append))
-    assert events[0]["event"] == "warning"
-    assert events[0]["text"].startswith("the pre-training is done again: the model in")
+    assert events[0].is_warning
+    assert events[0].text.startswith("the pre-training is done again: the model in")
     assert all(torch.equal(again[name], tensor) for name, tensor in first.items())
 
 
@@ -118,7 +120,7 @@ def test_stopped_half_way_it_goes_on_to_the_same_bits(file, monkeypatch, tmp_pat
     events: list[Any] = []
     found = weights_of(pretrained(fm.load_recipe(file), events.append))
     assert compare_problem.stop_at.pop() == (7, 1)
-    assert [event["step"] for event in events if event["begins"]] == [4]
+    assert [event.step for event in events if event.begins] == [4]
     assert not (folder / "checkpoints").exists()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
     whole = weights_of(pretrained(fm.load_recipe(file)))
@@ -133,7 +135,7 @@ def test_what_cannot_be_continued_is_begun_anew(file):
     config.write_text("{")
     events: list[Any] = []
     pretrained(fm.load_recipe(file), events.append)
-    texts = [event["text"] for event in events if event["event"] == "warning"]
+    texts = [event.text for event in events if isinstance(event, Notice) and event.is_warning]
     assert any(text.startswith("the pre-training is begun anew: ") for text in texts)
 
 
@@ -154,7 +156,7 @@ def test_who_comes_second_waits_for_the_first(file):
         assert second.is_alive()
     second.join(20)
     assert not second.is_alive()
-    assert [event["text"] for event in events] == [f"another process is pre-training on {PROBLEM}: waiting for it"]
+    assert [event.text for event in events] == [f"another process is pre-training on {PROBLEM}: waiting for it"]
 
 
 def test_the_key_is_made_from_settings_code_and_data(file, monkeypatch):
@@ -221,10 +223,10 @@ def test_comparisons_pretrain_once_before_their_runs_in_any_process(file, tmp_pa
     for workers in (1, 2):
         events: list[Any] = []
         comparison = plan_comparison(file, methods="ew", seeds=1)
-        run_comparison(comparison, tmp_path / f"out{workers}", workers=workers, watch=events.append)
-        kinds = [event["event"] for event in events]
-        assert ("pretraining" in kinds) == (workers == 1)
-        assert "start" not in kinds[: kinds.index("begin")]
+        run_comparison(comparison, tmp_path / f"out{workers}", workers=workers, on_event=events.append)
+        kinds = [type(event) for event in events]
+        assert (PretrainingProgress in kinds) == (workers == 1)
+        assert JobStarted not in kinds[: kinds.index(JobsPlanned)]
         found[workers] = [(o.method, o.metrics) for o in read_run_results(tmp_path / f"out{workers}")]
     assert found[1] == found[2]
     assert len(read_plan(tmp_path / "out1")["pretrained"]) == 32

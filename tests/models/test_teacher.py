@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import forkmerge as fm
+from forkmerge.algorithms.events import CheckpointWritten
 from forkmerge.models import WithTeacher
 from unlabelled_images import model, options, splits
 
@@ -90,11 +91,11 @@ class TestTeacher:
             pass
 
         def stop(event: Any) -> None:
-            if event["event"] == "checkpoint" and event["step"] == 4:
+            if isinstance(event, CheckpointWritten) and event.step == 4:
                 raise Stopped
 
         with pytest.raises(Stopped):
-            algorithm.fit(problem, **options(folder=tmp_path / "run", checkpoint_every=2, observe=stop))
+            algorithm.fit(problem, **options(folder=tmp_path / "run", checkpoint_every=2, on_event=stop))
         again = algorithm.fit(problem, **options(folder=tmp_path / "run", checkpoint_every=2, resume=True))
         for name, value in whole.model.state_dict().items():
             assert torch.equal(value, again.model.state_dict()[name]), name

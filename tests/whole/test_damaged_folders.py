@@ -53,9 +53,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     fit(folder=folder / "runs/finished", source={"settings": {"recipe": "a:b"}, "command": "forkmerge run a:b"})
     save_result(folder / "runs/finished", "curve", samples.saved_results()[0])
     with pytest.raises(Stopped):
-        fit(folder=folder / "runs/interrupted", observe=stop_at(8))
+        fit(folder=folder / "runs/interrupted", on_event=stop_at(8))
     with pytest.raises(Stopped):
-        load_recipe("compare_problem:recipe").fit(folder=folder / "runs/recipe", observe=stop_at(4))
+        load_recipe("compare_problem:recipe").fit(folder=folder / "runs/recipe", on_event=stop_at(4))
     run_comparison(plan_comparison("compare_problem:recipe", methods="ew,forkmerge", seeds=2), folder / "comparison")
     write_versioned(folder / "diagnosis" / PLAN, FORMAT, {"about": {}, "plan": {}, "costs": {}})
     write_versioned(folder / "diagnosis" / RESULT, FORMAT, {"diagnosis": samples.diagnosis()})

@@ -18,6 +18,7 @@ import pytest
 
 import forkmerge as fm
 from _asserts import assert_same_bits, assert_same_run, bits
+from forkmerge.algorithms.events import Notice, StepProgress
 from forkmerge.algorithms.run_record import Run
 from forkmerge.engine.storage import atomic_files
 from forkmerge.engine.storage.run_folder import RunFolder, status
@@ -29,6 +30,7 @@ from problems import (
     Stopped,
     counting_steps,
     fit,
+    is_written,
     noisy_net,
     plain_net,
     seeded,
@@ -90,11 +92,11 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
     folder, events = tmp_path_factory.mktemp("whole") / "run", []
     with pytest.MonkeyPatch.context() as patch:
         counted = BrokenDisk(patch, at=-1, mode="before")
-        run = go(folder, observe=events.append)
+        run = go(folder, on_event=events.append)
     assert run.final == "refit"
     assert any(0 < share < 1 for c in run.coefficients for share in c.values())
     assert any(len(r.kept) < 3 for r in run.rounds)
-    return Whole(run, folder, len(events), counted.count)
+    return Whole(run, folder, sum(map(is_written, events)), counted.count)
 
 
 def assert_as_if_undisturbed(run: Run, folder: Path, whole: Whole) -> None:
@@ -135,7 +137,7 @@ class TestKills:
         for draw in range(10):
             at, folder = random.Random(draw).randint(1, whole.events), tmp_path / str(draw)
             with pytest.raises(Stopped):
-                go(folder, observe=stop_at(at))
+                go(folder, on_event=stop_at(at))
             assert_as_if_undisturbed(go(folder, resume=True), folder, whole)
 
     def test_killed_at_a_random_change_of_the_disk(
@@ -155,7 +157,7 @@ class TestKills:
         pick, kills = random.Random(7), 0
         while True:
             try:
-                run = go(tmp_path / "run", resume=True, observe=stop_at(pick.randint(3, 12)))
+                run = go(tmp_path / "run", resume=True, on_event=stop_at(pick.randint(3, 12)))
                 break
             except Stopped:
                 kills += 1
@@ -180,7 +182,7 @@ class TestKills:
             "import torch\n"
             "from tests.whole.test_kill_and_resume import go\n"
             "torch.set_num_threads(1)\n"
-            "go(Path(sys.argv[1]), observe=lambda event: time.sleep(0.05))\n"
+            "go(Path(sys.argv[1]), on_event=lambda event: time.sleep(0.05))\n"
         )
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         process = subprocess.Popen([sys.executable, str(script), str(tmp_path / "run")], env=environment)
@@ -203,7 +205,7 @@ class TestTheSameModule:
         module = seeded(noisy_net)
         expected = fit(ALGORITHM, net=seeded(noisy_net), folder=tmp_path / "expected", **OPTIONS)
         with pytest.raises(Stopped):
-            fit(ALGORITHM, net=module, folder=tmp_path / "run", observe=stop_at(at), **OPTIONS)
+            fit(ALGORITHM, net=module, folder=tmp_path / "run", on_event=stop_at(at), **OPTIONS)
         assert_same_bits(expected, fit(ALGORITHM, net=module, folder=tmp_path / "run", resume=True, **OPTIONS))
 
     def test_also_if_the_ranking_runs_before_the_first_checkpoint_were_interrupted(self, tmp_path: Path) -> None:
@@ -211,14 +213,14 @@ class TestTheSameModule:
         module = seeded(noisy_net)
         expected = fit(algorithm, net=seeded(noisy_net))
         with pytest.raises(Stopped):
-            fit(algorithm, net=module, folder=tmp_path / "run", observe=stop_at(1))
+            fit(algorithm, net=module, folder=tmp_path / "run", on_event=stop_at(1))
         assert_same_bits(expected, fit(algorithm, net=module, folder=tmp_path / "run", resume=True))
 
     def test_buffers_that_two_modules_share_stay_shared(self) -> None:
         module = seeded(noisy_net)
         module.heads["tgt"].register_buffer("mean", module.body[1].running_mean)
         with pytest.raises(Stopped):
-            fit(net=module, observe=stop_at(5))
+            fit(net=module, on_event=stop_at(5))
         assert module.heads["tgt"].mean is module.body[1].running_mean
 
 
@@ -230,7 +232,7 @@ class TestDamage:
     @pytest.fixture
     def killed(self, tmp_path: Path, whole: Whole) -> Path:
         with pytest.raises(Stopped):
-            go(tmp_path / "run", observe=stop_at(whole.events // 2))
+            go(tmp_path / "run", on_event=stop_at(whole.events // 2))
         return tmp_path / "run"
 
     @pytest.mark.parametrize(
@@ -256,12 +258,12 @@ class TestDamage:
         else:
             (folder / name).unlink()
         events: list[Any] = []
-        run = go(killed, resume=True, observe=events.append)
+        run = go(killed, resume=True, on_event=events.append)
         assert_same_bits(run, whole.run)
         notes = [note for note in run.notes if note not in whole.run.notes]
         assert len(notes) == 1
         assert f"skipped the damaged checkpoint {folder}: {name}" in notes[0]
-        assert events[0] == {"event": "warning", "text": notes[0]}
+        assert [event for event in events if isinstance(event, Notice)] == [Notice(text=notes[0], is_warning=True)]
         assert record(killed) == record(whole.folder)
 
     def test_if_both_are_damaged_the_run_starts_again(self, killed: Path, whole: Whole) -> None:
@@ -328,7 +330,7 @@ class TestFolders:
 
     def test_a_run_in_another_process_is_not_joined(self, tmp_path: Path) -> None:
         with pytest.raises(Stopped):
-            fit(folder=tmp_path / "run", observe=stop_at(4))
+            fit(folder=tmp_path / "run", on_event=stop_at(4))
         with RunFolder.open(tmp_path / "run"), pytest.raises(fm.StoreError, match="already running in another process"):
             fit(folder=tmp_path / "run", resume=True)
         assert fit(folder=tmp_path / "run", resume=True).score is not None
@@ -336,14 +338,14 @@ class TestFolders:
     def test_checkpoints_inside_rounds_save_what_a_round_had_done(self, tmp_path: Path, monkeypatch: Any) -> None:
         algorithm = fm.ForkMerge({"alone": {"tgt": 1.0}}, interval=12)
         with pytest.raises(Stopped):
-            fit(algorithm, folder=tmp_path / "run", checkpoint_every=4, observe=stop_at(6))
+            fit(algorithm, folder=tmp_path / "run", checkpoint_every=4, on_event=stop_at(6))
         steps: list[int] = []
 
         def note(event: Any) -> None:
-            if event["event"] == "segment":
-                steps.append(event["step"])
+            if isinstance(event, StepProgress):
+                steps.append(event.step)
 
-        run = fit(algorithm, folder=tmp_path / "run", checkpoint_every=4, observe=note, resume=True)
+        run = fit(algorithm, folder=tmp_path / "run", checkpoint_every=4, on_event=note, resume=True)
         assert steps == [12]
         assert_same_bits(run, fit(algorithm))
         assert run.rounds[0].branches["alone"].losses == pytest.approx(
@@ -357,7 +359,7 @@ def test_any_policy_for_optimizer_state_resumes_to_the_same_bits(optimizer: Any,
     algorithm = fm.ForkMerge("per_auxiliary", interval=3, optimizer_state=policy, search=fm.Fixed())
     options: dict[str, Any] = {"optimizer": optimizer, "net": noisy_net, "steps": 9}
     with pytest.raises(Stopped):
-        fit(algorithm, folder=tmp_path / "run", observe=stop_at(12), **options)
+        fit(algorithm, folder=tmp_path / "run", on_event=stop_at(12), **options)
     resumed = fit(algorithm, folder=tmp_path / "run", resume=True, **options)
     assert_same_bits(resumed, fit(algorithm, **options))
 

@@ -11,6 +11,7 @@ from torch.utils.data import TensorDataset
 
 import forkmerge as fm
 from _asserts import assert_same_bits, bits
+from forkmerge.algorithms.events import CheckpointWritten
 from forkmerge.engine.training.branch import train_branch
 from forkmerge.methods import EW, FAMO, METHODS, AutoLambda, AuxiNash, LossMethod, Method, PCGrad
 from forkmerge.testing import small_problem, train_small
@@ -24,7 +25,7 @@ class Stop:
     at: int
 
     def __call__(self, event: Any) -> None:
-        if event["event"] == "checkpoint" and event["step"] == self.at:
+        if isinstance(event, CheckpointWritten) and event.step == self.at:
             raise KeyboardInterrupt
 
 
@@ -35,7 +36,7 @@ class TestWholeRuns:
         algorithm = fm.ForkMerge("per_auxiliary", interval=5, method=method)
         whole = fit(algorithm, **options)
         with pytest.raises(KeyboardInterrupt):
-            fit(algorithm, **options, folder=tmp_path / "run", observe=Stop(6))
+            fit(algorithm, **options, folder=tmp_path / "run", on_event=Stop(6))
         again = fit(algorithm, **options, folder=tmp_path / "run", resume=True)
         assert_same_bits(whole, again)
         assert whole.score == again.score

@@ -13,6 +13,7 @@ from torch.utils.data import TensorDataset
 import forkmerge as fm
 from _asserts import assert_same_bits, assert_same_run, facts
 from forkmerge.algorithms import validation
+from forkmerge.algorithms.events import RoundFinished
 from forkmerge.engine.merging import candidates as candidates_module
 from problems import (
     SGD,
@@ -136,13 +137,13 @@ class TestInARun:
 
     def test_a_run_that_was_killed_ends_with_the_same_bits(self, tmp_path: Any) -> None:
         def stop(event: Any) -> None:
-            if event["event"] == "round" and event["round"] == 2:
+            if isinstance(event, RoundFinished) and event.round == 2:
                 raise Stopped
 
         for name in ("snapshots", "floor"):
             whole = fit(ALGORITHMS[name], problem(), noisy_net)
             with pytest.raises(Stopped):
-                fit(ALGORITHMS[name], problem(), noisy_net, folder=tmp_path / name, observe=stop)
+                fit(ALGORITHMS[name], problem(), noisy_net, folder=tmp_path / name, on_event=stop)
             again = fit(ALGORITHMS[name], problem(), noisy_net, folder=tmp_path / name, resume=True)
             assert_same_run(whole, again)
 

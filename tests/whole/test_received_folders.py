@@ -38,7 +38,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
     source = {"settings": {"recipe": "tiny:recipe"}, "folders": [str(folder)]}
     with pytest.raises(Stopped):
-        fit(folder=folder / "interrupted", observe=stop_at(6), source=source)
+        fit(folder=folder / "interrupted", on_event=stop_at(6), source=source)
     write_versioned(folder / "diagnosis" / PLAN, FORMAT, {"about": {}, "plan": {}, "costs": {}})
     write_versioned(folder / "diagnosis" / RESULT, FORMAT, {"diagnosis": samples.diagnosis()})
     return folder

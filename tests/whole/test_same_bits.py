@@ -44,5 +44,5 @@ class TestTheSameRun:
     def test_killed_and_resumed_gives_the_same_bits(self, undisturbed: Any, at: int, tmp_path: Path) -> None:
         options: dict[str, Any] = {"steps": 15, "folder": tmp_path / "run"}
         with pytest.raises(Stopped):
-            fit(BUSY, busy_problem(), noisy_net, observe=stop_at(at), **options)
+            fit(BUSY, busy_problem(), noisy_net, on_event=stop_at(at), **options)
         assert_same_run(undisturbed, fit(BUSY, busy_problem(), noisy_net, resume=True, **options))

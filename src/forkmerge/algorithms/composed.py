@@ -13,16 +13,18 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from forkmerge.algorithms.events.run_events import OnEvent, RunStarted
+from forkmerge.algorithms.events.send import ignore, in_part, sending
 from forkmerge.algorithms.fit import (
     Algorithm,
     ModelOrFactory,
     build_model,
     check_numbers,
     one_at_a_time,
+    finished_event,
     training_options,
 )
 from forkmerge.algorithms.resolved_config import open_store, run_config, stored_training
-from forkmerge.algorithms.rounds import Observe
 from forkmerge.algorithms.run_record import Round, Run, environment
 from forkmerge.engine.executors.devices import resolve_workers
 from forkmerge.engine.storage.run_folder import NoStore, RunFolder
@@ -47,7 +49,7 @@ class Parts:
         workers: Processes.
         threads: Threads of each.
         options: Further options of `fit`.
-        observe: Called with every event.
+        on_event: Called with every event.
         rebuild: Makes the problem anew in worker processes.
         store: The folder of the whole.
         runs: The parts that have ended, by name.
@@ -62,7 +64,7 @@ class Parts:
     workers: int
     threads: int
     options: dict[str, Any]
-    observe: Observe
+    on_event: OnEvent
     rebuild: Callable[[], Problem] | None
     store: RunFolder | NoStore
     runs: dict[str, Run] = field(default_factory=dict)
@@ -77,7 +79,8 @@ class Parts:
             folder=folder,
             resume=is_started(folder),
             threads=self.threads,
-            observe=self.observe,
+            on_event=in_part(name, self.on_event),
+            progress=False,
             rebuild=self.rebuild,
             **{**self.options, **common, **options},
         )
@@ -129,7 +132,8 @@ class Composed(Algorithm):
         threads: int | None = None,
         folder: str | os.PathLike[str] | None = None,
         resume: bool = False,
-        observe: Observe = lambda event: None,
+        on_event: OnEvent = ignore,
+        progress: bool = True,
         source: Mapping[str, Any] | None = None,
         rebuild: Callable[[], Problem] | None = None,
         **options: Any,
@@ -147,14 +151,15 @@ class Composed(Algorithm):
         config = run_config(self, sealed, module, training, source, steps=steps, seed=seed, threads=threads)
         facts = environment(threads, device_of(module))
         store, notes = open_store(folder, resume, config, facts)
-        with store:
+        with store, sending(on_event, progress=progress) as send:
             result = store.result()
             if result is not None:
-                return self._finished(result, module, store)
+                return self._finished(result, module, store, send)
+            send(self._started(sealed, steps, seed, folder, resume))
             store.load()  # nothing is kept there, but this empties the record, which is now written anew
             store.record({"event": "start", "target": problem.target, "seed": seed, "steps": steps, "branches": []})
             parts = Parts(
-                sealed, model, module, optimizer, steps, seed, workers, threads, options, observe, rebuild, store
+                sealed, model, module, optimizer, steps, seed, workers, threads, options, send, rebuild, store
             )
             run = self.compose(parts)
             run = replace(
@@ -166,12 +171,30 @@ class Composed(Algorithm):
             run.model = module
             store.record({"event": "end", "final": run.final, "score": run.score})
             store.finish(run.to_json(), module.state_dict())
+            send(finished_event(run))
             return run
 
-    def _finished(self, result: Mapping[str, Any], module: nn.Module, store: RunFolder | NoStore) -> Run:
+    def _started(
+        self, problem: Problem, steps: int, seed: int, folder: str | os.PathLike[str] | None, resume: bool
+    ) -> RunStarted:
+        settings = self.settings(problem)
+        return RunStarted(
+            algorithm=type(self).__name__,
+            target=problem.target,
+            seed=seed,
+            steps=steps,
+            rounds=math.ceil(steps / settings.interval_of(steps)),
+            refit=settings.refit,
+            folder=None if folder is None else str(folder),
+            is_resumed=resume,
+            branch_steps=self.branch_steps(problem, steps),
+        )
+
+    def _finished(self, result: Mapping[str, Any], module: nn.Module, store: RunFolder | NoStore, send: OnEvent) -> Run:
         run = self.result.from_json(result)
         module.load_state_dict(store.model_tensors())
         run.model = module
+        send(finished_event(run))
         return run
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from abc import ABC, abstractmethod
@@ -16,10 +17,12 @@ import torch
 from torch import nn
 
 from forkmerge.algorithms.checkpoint import RunState
+from forkmerge.algorithms.events.run_events import OnEvent, RunFinished, RunStarted
+from forkmerge.algorithms.events.send import ignore, sending
 from forkmerge.algorithms.floor import read_reference
 from forkmerge.algorithms.preflight import check_run
 from forkmerge.algorithms.resolved_config import advised, open_store, run_config, stored_training
-from forkmerge.algorithms.rounds import Observe, Rounds
+from forkmerge.algorithms.rounds import Rounds
 from forkmerge.algorithms.run_record import Run, environment
 from forkmerge.algorithms.settings import Settings
 from forkmerge.engine.executors.branch_execution import open_branches
@@ -89,7 +92,8 @@ class Algorithm(ABC):
         folder: str | os.PathLike[str] | None = None,
         resume: bool = False,
         checkpoint_every: int | None = None,
-        observe: Observe = lambda event: None,
+        on_event: OnEvent = ignore,
+        progress: bool = True,
         source: Mapping[str, Any] | None = None,
         rebuild: Callable[[], Problem] | None = None,
         **training: Any,
@@ -109,7 +113,8 @@ class Algorithm(ABC):
             folder: Where the run is recorded and checkpointed; None keeps nothing on disk.
             resume: Continue the run in `folder`, if there is one, to the same bits.
             checkpoint_every: Steps between checkpoints inside a round; None checkpoints at merges only.
-            observe: Called with every event, e.g. to draw progress.
+            on_event: Called with every event, e.g. to log it: see `forkmerge.algorithms.events`.
+            progress: Show a bar with the time left, where there is a terminal or a notebook to show it.
             source: Where a recipe came from, so that `forkmerge resume` can find it again.
             rebuild: Makes the problem anew in worker processes instead of pickling it.
             **training: How every branch is trained: options of `forkmerge.Training`, such as `clip_norm=1.0`.
@@ -130,6 +135,7 @@ class Algorithm(ABC):
         channels_last = stored.get("channels_last") if options.channels_last is None else options.channels_last
         check = partial(check_run, sealed, module, options, settings, seed)
         with (
+            sending(on_event, progress=progress) as send,
             local_executor(workers) as executor,  # whose processes start while the run is checked
             memory_format(module, channels_last, options.precision, check) as is_channels_last,
             compiled(module, options.compile, check),
@@ -137,8 +143,8 @@ class Algorithm(ABC):
             options = replace(options, channels_last=is_channels_last)
             job = TrainingJob(sealed, module, options, seed, threads, rebuild, placed)
             config = run_config(self, sealed, module, options, source, steps=steps, seed=seed, threads=threads)
-            rounds = partial(Rounds, settings, steps=steps, observe=observe, checkpoint_every=checkpoint_every)
-            return self._run(job, config, rounds, executor, folder, resume)
+            rounds = partial(Rounds, settings, steps=steps, on_event=send, checkpoint_every=checkpoint_every)
+            return self._run(job, config, rounds, executor, folder, resume, send)
 
     def _run(
         self,
@@ -148,6 +154,7 @@ class Algorithm(ABC):
         executor: Executor,
         folder: str | os.PathLike[str] | None,
         resume: bool,
+        send: OnEvent,
     ) -> Run:
         facts = environment(job.threads, device_of(job.model))
         with open_branches(job, executor) as execution:  # before the folder: it finds out what cannot be trained
@@ -159,8 +166,9 @@ class Algorithm(ABC):
             with store:
                 result = store.result()
                 if result is not None:
-                    return _finished(result, job.model, store)
+                    return _finished(result, job.model, store, send)
                 rounds = rounds_of(execution=execution, store=store)
+                send(_started(self, rounds, folder, resume))
                 try:
                     with (
                         advised(folder, config["source"]),
@@ -173,7 +181,7 @@ class Algorithm(ABC):
                 state.notes.extend(note for note in (*notes, *store.warnings) if note not in state.notes)
                 run = _to_run(type(self).__name__, job.problem.target, rounds.steps, config, facts, state)
                 run.reference = rounds.reference or read_reference(store)
-                return _complete(run, execution.binding, state, store)
+                return _complete(run, execution.binding, state, store, send)
 
 
 def check_numbers(steps: object, seed: object, threads: object) -> None:
@@ -238,19 +246,40 @@ def _to_run(name: str, target: str, steps: int, config: dict[str, Any], facts: d
     )
 
 
-def _complete(run: Run, binding: ModelBinding, state: RunState, store: RunFolder | NoStore) -> Run:
+def _complete(run: Run, binding: ModelBinding, state: RunState, store: RunFolder | NoStore, send: OnEvent) -> Run:
     for branch in state.branches:  # whoever still holds them: their memory goes to the model's own
         branch.rows, branch.optimizer_rows = {}, {}
     binding.release(state.merged)
     run.model = binding.model
     store.record({"event": "end", "final": run.final, "score": run.score})
     store.finish(run.to_json(), binding.model.state_dict())
+    send(finished_event(run))
     return run
 
 
-def _finished(result: dict[str, Any], module: nn.Module, store: RunFolder | NoStore) -> Run:
+def _finished(result: dict[str, Any], module: nn.Module, store: RunFolder | NoStore, send: OnEvent) -> Run:
     """Return a run that had already ended, its weights loaded into the module."""
     run = Run.from_json(result)
     module.load_state_dict(store.model_tensors())
     run.model, run.reference = module, read_reference(store)
+    send(finished_event(run))
     return run
+
+
+def finished_event(run: Run) -> RunFinished:
+    """Return the event that tells of a run's end."""
+    seconds, metrics = dict(run.seconds), dict(run.metrics)
+    return RunFinished(final=run.final, step=run.steps, score=run.score, metrics=metrics, seconds=seconds)
+
+
+def _started(algorithm: Algorithm, rounds: Rounds, folder: str | os.PathLike[str] | None, resume: bool) -> RunStarted:
+    return RunStarted(
+        algorithm=type(algorithm).__name__,
+        target=rounds.target,
+        seed=rounds.job.seed,
+        steps=rounds.steps,
+        rounds=math.ceil(rounds.steps / rounds.interval),
+        refit=rounds.settings.refit,
+        folder=None if folder is None else str(folder),
+        is_resumed=resume,
+    )

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -12,6 +11,8 @@ from torch import Tensor
 from forkmerge.algorithms.branches.probes import score_probes
 from forkmerge.algorithms.checkpoint import Phase, RunState, Snapshot
 from forkmerge.algorithms.end_of_round import EndOfRound, MergedRound, TrainedRound, prune, record_of
+from forkmerge.algorithms.events.round_events import RoundEvents
+from forkmerge.algorithms.events.run_events import OnEvent
 from forkmerge.algorithms.floor import (
     FLOOR,
     floor_branch,
@@ -36,8 +37,6 @@ from forkmerge.engine.training.release_memory import MappedRows
 from forkmerge.engine.training.state import State
 from forkmerge.errors import RunFailed
 
-Observe = Callable[[Mapping[str, Any]], None]
-
 # Serial runs report progress this often per interval, but never cut segments shorter than 50 steps for it.
 _REPORTS, _SHORTEST_REPORT = 10, 50
 
@@ -50,7 +49,7 @@ class Rounds:
         execution: Trains the branches.
         steps: T.
         store: Where checkpoints and the record go.
-        observe: Called with every event, for progress bars.
+        on_event: Called with every event.
         checkpoint_every: Steps between checkpoints inside a round; None checkpoints at merges only.
     """
 
@@ -61,12 +60,12 @@ class Rounds:
         steps: int,
         *,
         store: RunFolder | NoStore,
-        observe: Observe,
+        on_event: OnEvent,
         checkpoint_every: int | None,
     ) -> None:
         self.settings, self.execution, self.steps, self.store = settings, execution, steps, store
         self.binding, self.job, self.target = execution.binding, execution.job, execution.job.problem.target
-        self.observe, self.checkpoint_every = observe, checkpoint_every
+        self.events, self.checkpoint_every = RoundEvents(on_event, store), checkpoint_every
         self.interval, self.validate_every = settings.interval_of(steps), settings.validate_every_of(steps)
         self.validator = Validator(
             self.binding, self.job.problem, settings.reference, settings.search_examples, self.job.seed
@@ -81,7 +80,7 @@ class Rounds:
         try:
             return self._run()
         except RunFailed as error:
-            self._emit("failed", reason=str(error))
+            self.events.fail(getattr(self, "state", None), str(error))
             raise
 
     def _run(self) -> RunState:
@@ -104,7 +103,7 @@ class Rounds:
     def _begin(self) -> None:
         settings, problem = self.settings, self.job.problem
         initial = self.binding.initial()
-        probes = score_probes(settings, self.execution, self.validator, initial, self._emit)
+        probes = score_probes(settings, self.execution, self.validator, initial, self.events)
         mixtures = settings.branches(problem, probes)
         self.state = RunState(
             phase=Phase.SEARCH,
@@ -116,21 +115,19 @@ class Rounds:
         )
         if settings.floor:
             start_floor(self.state, initial, self.target, paired=self.job.training.paired)
-        details: dict[str, Any] = {"branches": [m.name for m in mixtures], "seed": self.job.seed}
-        if settings.keep_branches:
-            weights = sum(row.nbytes for row in initial.rows.values())
-            details["branch_bytes"] = weights * len(mixtures) * math.ceil(self.steps / self.interval)
-        self._emit("start", target=problem.target, steps=self.steps, **details)
+        weights = sum(row.nbytes for row in initial.rows.values()) if settings.keep_branches else 0
+        kept = weights * len(mixtures) * math.ceil(self.steps / self.interval)
+        self.events.start_search(self.state, self.steps, target=self.target, seed=self.job.seed, branch_bytes=kept)
         rates = self.job.training.rate_note(self.binding.optimizer)
         self.state.notes += [rates] if rates else []
         if not settings.needs_search(len(mixtures)):
             skip_search(self.state, settings.search_for(len(mixtures)), self.steps)
+            self.events.start_phase(self.state, self.steps)
         self._save()
 
     def _restore(self, value: dict[str, Any] | None) -> bool:
         """Go on from a checkpoint, if there is one."""
-        for text in self.store.warnings:
-            self.observe({"event": "warning", "text": text})
+        self.events.warn()
         if value is None:
             return False
         self.state = run = RunState.from_value(value)
@@ -144,7 +141,7 @@ class Rounds:
         self.mapped.rest()
         if run.reference:
             self.validator.set_reference(run.reference)
-        self._tell("resume")
+        self.events.resume(run, self._last_step())
         return True
 
     def _mapped_copy(self, state: State) -> State:
@@ -175,11 +172,12 @@ class Rounds:
             is_due = mark != end and self.checkpoint_every and mark % self.checkpoint_every == 0
             if is_due or is_stop_requested():
                 self._save()
+        self.events.trained(run)
         record = self._merge()
         if record is None:
             give_up(run)
             return
-        self._emit("round", **asdict(record))
+        self.events.finish_round(run, record)
         run.rounds.append(record)
         check_round(run)
         run.next_round()
@@ -215,8 +213,7 @@ class Rounds:
                 run.branches[index], name = result.state, run.mixtures[index].name
                 run.add_losses(name, result)
             run.add_segment(name, result)
-            details = {"losses": result.losses, "seconds": result.seconds, "reports": result.reports}
-            self._emit("segment", branch=name, step=result.state.step, **details)
+            self.events.progress(run, name, result)
         if run.step == mark:
             run.note_untouched()
 
@@ -305,36 +302,23 @@ class Rounds:
         selection = prefer_floor(run, run.select_merge(self.settings.select), self.validator, self.steps)
         metrics = selection.metrics or self.validator.metrics(run.merged)
         run.selection = replace(selection, metrics=metrics)
+        self.events.select(run)
         run.best, run.snapshots = None, {}
         if self.settings.refit:
             run.floor, run.shares_floor = None, False
             start_refit(run, self.settings.branches(self.job.problem, run.probes), self.target)
             if self.settings.floor and run.initial is not None:
                 start_floor(run, run.initial, self.target, paired=self.job.training.paired)
+            self.events.start_phase(run, self._last_step())
         else:
             self._end_floor()
             run.phase = Phase.DONE
         self._save()
 
-    def _emit(self, event: str, **details: Any) -> None:
-        run = getattr(self, "state", None)
-        common = {"phase": run.phase.value, "round": run.round} if run else {}
-        line = {"event": event, **common, **details}
-        self.store.record(line)
-        self.observe(line)
-
     def _save(self) -> None:
         self.state.saves += 1
         self.store.save(self.state.to_value(), self.state.saves)
         self.mapped.rest()
-        self._tell("checkpoint")
+        self.events.save(self.state, self._last_step())
         if is_stop_requested():
             stop_now()
-
-    def _tell(self, event: str) -> None:
-        """Tell the observer what is still to be trained; the record, which a resume cuts back, has no use for it."""
-        run = self.state
-        names = [mixture.name for mixture in run.mixtures] + [FLOOR] * (run.floor is not None)
-        position = {"phase": run.phase.value, "round": run.round, "step": run.step}
-        steps = dict(zip(names, (state.step for state in run.trained), strict=False))
-        self.observe({"event": event, **position, "steps": steps, "until": self._last_step(), "branches": names})

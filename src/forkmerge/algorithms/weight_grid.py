@@ -16,6 +16,7 @@ import safetensors.torch
 from torch import Tensor, nn
 
 from forkmerge.algorithms.composed import Composed, Parts, comparable_scores, is_started, whole
+from forkmerge.algorithms.events.send import in_part
 from forkmerge.algorithms.forkmerge import Joint
 from forkmerge.algorithms.run_record import Run
 from forkmerge.algorithms.settings import Settings
@@ -162,8 +163,19 @@ class WeightGrid(Composed):
             shared = shared if parts.rebuild is None else replace(shared, problem=None, rebuild=parts.rebuild)
         jobs = [(name, self._joint(weights)) for name, weights in grid.items()]
         points: dict[int, _TrainedPoint] = {}
-        news = lambda _, event: parts.observe(event) if event else None  # noqa: E731
+        raised: list[Exception] = []  # by the callback of the user, who gets that and no failed point
+
+        def news(_: int, event: Any) -> None:
+            try:
+                if event is not None:
+                    parts.on_event(event)
+            except Exception as error:
+                raised.append(error)
+                raise
+
         for index, result in run_calls(partial(_train_point, shared), jobs, parts.workers, news):
+            if raised:
+                raise raised[0]
             if isinstance(result, Failure):
                 raise ProblemError(
                     f"the run with task weights {dict(jobs[index][1].task_weights or {})}: {result.error}"
@@ -231,7 +243,8 @@ def _train_point(shared: _GridWork, job: tuple[str, Joint], tell: Tell) -> _Trai
         optimizer=shared.optimizer,
         folder=folder,
         resume=is_started(folder),
-        observe=tell,
+        on_event=in_part(name, tell),
+        progress=False,
         **on_own_device(shared.options),
     )
     model = run.model

@@ -178,7 +178,7 @@ def fit_transfer_run(run: TransferRun, recipe: Recipe) -> Run:
     recipe = shortened(recipe, run.steps)
     algorithm = run.maker(recipe, run.auxiliary, run.weight) if run.auxiliary else single_task(recipe)
     options = {"steps": recipe.steps, **recipe.options, "seed": run.seed, "workers": 1, "threads": 1}
-    return algorithm.fit(recipe.problem, model=recipe.model, optimizer=recipe.optimizer, **options)
+    return algorithm.fit(recipe.problem, model=recipe.model, optimizer=recipe.optimizer, progress=False, **options)
 
 
 def shortened(recipe: Recipe, steps: int | None) -> Recipe:

@@ -12,6 +12,7 @@ from typing import Any
 
 import typer
 
+from forkmerge.algorithms.events.run_events import Event, OnEvent
 from forkmerge.cli.arguments import name_of, overrides_from, tune_from
 from forkmerge.cli.comparison_progress import ComparisonView
 from forkmerge.cli.print_tables import show_tables
@@ -24,7 +25,7 @@ from forkmerge.errors import ConfigError, command
 from forkmerge.experiments.compare_options import options_from
 from forkmerge.experiments.comparison import Comparison, plan_comparison, run_comparison
 from forkmerge.experiments.cost_of_comparison import estimate_comparison
-from forkmerge.experiments.events import Watch
+from forkmerge.experiments.events import JobEnded
 from forkmerge.experiments.joined_comparisons import read_joined
 from forkmerge.experiments.recipe import read_settings
 from forkmerge.experiments.results_file import to_text, write_records
@@ -128,24 +129,24 @@ def carry_out(comparison: Comparison, folder: Path, *, workers: int, typed: str,
     with (
         interruptible(console, lambda: _how_to_go_on(folder, typed)),
         readable_warnings(console),
-        watching(console, ComparisonView(workers)) as watch,
-        keeping_records(folder, records, watch) as watch_and_keep,
+        watching(console, ComparisonView(workers)) as show,
+        keeping_records(folder, records, show) as show_and_keep,
     ):
-        run_comparison(comparison, folder, workers=workers, watch=watch_and_keep)
+        run_comparison(comparison, folder, workers=workers, on_event=show_and_keep)
 
 
 @contextmanager
-def keeping_records(folder: Path, file: Path | None, watch: Watch) -> Iterator[Watch]:
+def keeping_records(folder: Path, file: Path | None, on_event: OnEvent) -> Iterator[OnEvent]:
     """Write a comparison's records into a file while it runs, now and then, and at its end, however that comes."""
     if file is None:
-        yield watch
+        yield on_event
         return
     written = time.monotonic()
 
-    def keep(event: Mapping[str, Any]) -> None:
+    def keep(event: Event) -> None:
         nonlocal written
-        watch(event)
-        if event["event"] == "end" and time.monotonic() - written >= _SECONDS_BETWEEN_RECORDS:
+        on_event(event)
+        if isinstance(event, JobEnded) and time.monotonic() - written >= _SECONDS_BETWEEN_RECORDS:
             write_records(folder, file)
             written = time.monotonic()
 

@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from forkmerge.algorithms.table_data import Cell, Column, Table
+from forkmerge.algorithms.table_data import Cell, Column, Table, show_seconds
 from forkmerge.cli.print_tables import show_tables
 from forkmerge.cli.terminal import say, stdout
 from forkmerge.errors import command
-from forkmerge.experiments.units import show_seconds
 
 
 def print_report(results: Mapping[str, Any], auxiliaries: Mapping[str, str]) -> None:

@@ -35,13 +35,13 @@ def diagnose_problem(
         recipe = load_recipe(problem, overrides)
         folder = out or Path("runs") / f"diagnose-{name_of(problem)}-{recipe.problem.target}"
         interrupts = interruptible(console, lambda: _how_to_go_on(folder, typed))
-        with interrupts, readable_warnings(console), watching(console, ComparisonView(workers)) as watch:
+        with interrupts, readable_warnings(console), watching(console, ComparisonView(workers)) as show:
             diagnosis = diagnose(
                 recipe,
                 folder,
                 budget=seconds,
                 workers=workers,
-                watch=watch,
+                on_event=show,
                 say=lambda text: say(console, text),
                 command=command(typed),
             )

@@ -11,11 +11,10 @@ from rich.table import Table as RichTable
 
 from forkmerge.algorithms.run_record import Round, Run, rounds_table
 from forkmerge.algorithms.saved_run import SavedRun
-from forkmerge.algorithms.table_data import show_metrics, show_number, word_table
+from forkmerge.algorithms.table_data import show_bytes, show_metrics, show_number, show_seconds, word_table
 from forkmerge.cli.print_tables import show_table
 from forkmerge.cli.terminal import say
 from forkmerge.experiments.cost_of_run import RunCost
-from forkmerge.experiments.units import show_bytes, show_seconds
 from forkmerge.experiments.verdict import Verdict
 
 _MEANINGS = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,7 +10,7 @@ from typing import Any
 
 import typer
 
-from forkmerge.algorithms.composed import Composed
+from forkmerge.algorithms.events.run_progress import RunView
 from forkmerge.algorithms.forkmerge import ForkMerge
 from forkmerge.algorithms.measure_test_split import measure_test
 from forkmerge.algorithms.resolved_config import is_own_run
@@ -20,7 +19,6 @@ from forkmerge.algorithms.saved_run import SavedRun, read_saved_run
 from forkmerge.cli.arguments import name_of
 from forkmerge.cli.print_run import show_cost, show_run
 from forkmerge.cli.progress import watching
-from forkmerge.cli.run_progress import RunView
 from forkmerge.cli.saved_runs import print_saved_run, show_warnings
 from forkmerge.cli.terminal import (
     can_ask,
@@ -150,25 +148,16 @@ def _recipe_of(saved: SavedRun) -> Recipe:
     return recipe
 
 
-def _view(recipe: Recipe) -> RunView:
-    steps, algorithm = recipe.steps, recipe.algorithm
-    settings = algorithm.settings(recipe.problem)
-    if not isinstance(steps, int) or steps < 1:  # `fit` refuses it in its own words
-        return RunView(0, 1, refit=False)
-    total = algorithm.branch_steps(recipe.problem, steps) if isinstance(algorithm, Composed) else 0
-    return RunView(steps, math.ceil(steps / settings.interval_of(steps)), refit=settings.refit, total=total)
-
-
 def _train(
     recipe: Recipe, folder: Path, *, workers: int | None, resume: bool, as_json: bool, trust: bool = False
 ) -> None:
-    console, view = stderr(), _view(recipe)
+    console, view = stderr(), RunView()
     options = {} if workers is None else {"workers": workers}
     interrupts = interruptible(console, lambda: _how_to_go_on(folder, view, trust))
     with stdout_for_json(as_json), interrupts, readable_warnings(console):
-        with watching(console, view) as observe:
-            recipe = pretrained(recipe, observe)
-            finished = recipe.fit(folder=folder, resume=resume, observe=observe, **options)
+        with watching(console, view) as show:
+            recipe = pretrained(recipe, show)
+            finished = recipe.fit(folder=folder, resume=resume, on_event=show, progress=False, **options)
         measure_test(finished, recipe.problem, folder)
         give_verdict(finished, recipe.problem, folder)
     if as_json:
@@ -217,7 +206,7 @@ def _test_late(saved: SavedRun, trust: bool, as_json: bool) -> None:
         with stdout_for_json(as_json), readable_warnings(stderr()):
             recipe = _recipe_of(saved)
             if recipe.problem.target in recipe.problem.evaluations("test"):
-                finished = recipe.fit(folder=saved.path, resume=True)
+                finished = recipe.fit(folder=saved.path, resume=True, progress=False)
                 measure_test(finished, recipe.problem, saved.path)
                 give_verdict(finished, recipe.problem, saved.path)
     except ForkMergeError as error:

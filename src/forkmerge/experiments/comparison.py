@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from forkmerge.algorithms.composed import comparable_scores
+from forkmerge.algorithms.events.run_events import Notice, OnEvent
+from forkmerge.algorithms.events.send import ignore
 from forkmerge.engine.executors.parallel_calls import Failure, run_calls
 from forkmerge.engine.storage.json_codec import as_read
 from forkmerge.engine.storage.lock import locked_folder
@@ -35,7 +37,7 @@ from forkmerge.experiments.compared_methods import (
 )
 from forkmerge.experiments.comparison_run import ComparisonRun, do_comparison_run, safe_name
 from forkmerge.experiments.cost_of_run import branch_count, count_steps
-from forkmerge.experiments.events import Watch, unwatched
+from forkmerge.experiments.events import JobEnded, JobProgress, JobsPlanned, JobStarted
 from forkmerge.experiments.pretraining import pretrained
 from forkmerge.experiments.recipe import Recipe, load_recipe, read_settings, source_for
 from forkmerge.experiments.run_results import PLAN, RunResult, read_plan, read_run_result, write_plan
@@ -149,7 +151,7 @@ def _targets(problem: Problem, words: Sequence[str] | None) -> tuple[str, ...]:
 
 
 def run_comparison(
-    comparison: Comparison, out: str | os.PathLike[str], *, workers: int = 1, watch: Watch = unwatched
+    comparison: Comparison, out: str | os.PathLike[str], *, workers: int = 1, on_event: OnEvent = ignore
 ) -> None:
     """Do every run that has not ended yet; one that fails is recorded, and tried again the next time.
 
@@ -157,22 +159,22 @@ def run_comparison(
         comparison: What is compared. A folder may be given more methods, targets and seeds later.
         out: The comparison's folder.
         workers: Processes, of one thread each; the numbers do not depend on it.
-        watch: Called with every event, e.g. to draw progress.
+        on_event: Called with every event, e.g. to draw progress.
     """
     folder = Path(out)
     with locked_folder(folder, PLAN):
-        recipe = pretrained(comparison.recipe, watch)
+        recipe = pretrained(comparison.recipe, on_event)
         comparison = replace(comparison, recipe=recipe)
-        _note_plan(comparison, folder, watch)
-        _run_all(list(_tuning_runs(comparison, folder)), folder, workers, watch)
+        _note_plan(comparison, folder, on_event)
+        _run_all(list(_tuning_runs(comparison, folder)), folder, workers, on_event)
         runs = list(_final_runs(comparison, folder))
         for run in runs:
             if run.record.error is not None:  # there is no setting to run it with
                 run.record.write(folder)
-        _run_all([run for run in runs if run.record.error is None], folder, workers, watch)
+        _run_all([run for run in runs if run.record.error is None], folder, workers, on_event)
 
 
-def _note_plan(comparison: Comparison, folder: Path, watch: Watch) -> None:
+def _note_plan(comparison: Comparison, folder: Path, on_event: OnEvent) -> None:
     """Write the plan, added to what the folder already compares; a different problem or setting is refused."""
     old = read_plan(folder)
     new: dict[str, Any] = as_read(comparison.to_json())
@@ -184,9 +186,9 @@ def _note_plan(comparison: Comparison, folder: Path, watch: Watch) -> None:
                     "same ones to continue it, or choose another folder with --out."
                 )
         if old["code"] != new["code"]:
-            watch({"event": "warning", "text": f"the code of the recipe has changed since {folder} was started"})
+            on_event(Notice(text=f"the code of the recipe has changed since {folder} was started", is_warning=True))
         if old.get("pretrained") != new["pretrained"]:
-            watch({"event": "warning", "text": f"the pre-trained weights are others than when {folder} was started"})
+            on_event(Notice(text=f"the pre-trained weights are others than when {folder} was started", is_warning=True))
         # Entries of older versions know of no references: methods that are compared again get new ones.
         methods = {method["word"]: method for method in (*old["methods"], *new["methods"])}
         new["methods"] = list(methods.values())
@@ -272,7 +274,7 @@ def _target_folder(problem: Problem, target: str) -> str:
     return name if len(alike) == 1 else safe_name(f"{target}:{problem.tasks.index(target)}")
 
 
-def _run_all(runs: Sequence[ComparisonRun], out: Path, workers: int, watch: Watch) -> None:
+def _run_all(runs: Sequence[ComparisonRun], out: Path, workers: int, on_event: OnEvent) -> None:
     waiting = []
     for run in runs:
         done = read_run_result(out, run.record.file)
@@ -282,14 +284,13 @@ def _run_all(runs: Sequence[ComparisonRun], out: Path, workers: int, watch: Watc
     order = {seed: position for position, seed in enumerate(dict.fromkeys(run.record.seed for run in runs))}
     waiting.sort(key=lambda run: (order[run.record.seed], -run.work))
     total = len(runs)
-    kinds, work = [run.record.method for run in waiting], [run.work for run in waiting]
-    watch({"event": "begin", "runs": total, "ended": total - len(waiting), "kinds": kinds, "work": work})
+    kinds, work = [run.record.method for run in waiting], [float(run.work) for run in waiting]
+    on_event(JobsPlanned(jobs=total, ended=total - len(waiting), kinds=kinds, work=work))
     if not waiting:
         return
 
     def news(index: int, value: Any) -> None:
-        event = {"event": "start"} if value is None else {"event": "progress", "steps": value}
-        watch({**event, "index": index})
+        on_event(JobStarted(index=index) if value is None else JobProgress(index=index, steps=value))
 
     for index, result in run_calls(do_comparison_run, waiting, workers, news):
         record = result
@@ -297,4 +298,4 @@ def _run_all(runs: Sequence[ComparisonRun], out: Path, workers: int, watch: Watc
             record = replace(waiting[index].record, error=result.error, details=result.details)
         assert isinstance(record, RunResult)
         record.write(out)
-        watch({"event": "end", "index": index, "title": record.title, "result": record.shown, "error": record.error})
+        on_event(JobEnded(index=index, title=record.title, result=record.shown, error=record.error))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from forkmerge.algorithms.composed import is_started
+from forkmerge.algorithms.events.run_events import Event, RunResumed, RunStarted, StepProgress
 from forkmerge.algorithms.measure_test_split import measure_test
 from forkmerge.algorithms.run_record import Round, Run
 from forkmerge.engine.executors.devices import on_own_device
@@ -70,7 +71,8 @@ def do_comparison_run(job: ComparisonRun, tell: Tell) -> RunResult:
             optimizer=recipe.optimizer,
             folder=folder,
             resume=is_started(folder),
-            observe=_Meter(tell),
+            on_event=_Meter(tell),
+            progress=False,
             **on_own_device(options),
         )
         if record.kind == "final":
@@ -141,15 +143,15 @@ class _Meter:
         self._at: dict[tuple[str, str], int] = {}
         self._from = 0  # where a resumed run goes on
 
-    def __call__(self, event: Mapping[str, Any]) -> None:
-        if event["event"] in ("start", "resume"):
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, RunStarted | RunResumed):
             self._at = {}
-            self._from = event.get("step", 0)
-        if event["event"] != "segment":
+            self._from = event.step if isinstance(event, RunResumed) else 0
+        if not isinstance(event, StepProgress):
             return
-        key = (event["phase"], event["branch"])
-        self.steps += max(event["step"] - self._at.get(key, self._from), 0)
-        self._at[key] = event["step"]
+        key = (event.phase, event.branch)
+        self.steps += max(event.step - self._at.get(key, self._from), 0)
+        self._at[key] = event.step
         if self.clock() - self.told >= _SECONDS_BETWEEN_NEWS:
             self.told = self.clock()
             self.tell(self.steps)

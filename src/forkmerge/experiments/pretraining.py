@@ -23,6 +23,16 @@ from torch import Tensor, nn
 from forkmerge._version import __version__
 from forkmerge.algorithms import SingleTask
 from forkmerge.algorithms.composed import is_started
+from forkmerge.algorithms.events.run_events import (
+    Event,
+    Notice,
+    OnEvent,
+    PhaseStarted,
+    PretrainingProgress,
+    RunResumed,
+    StepProgress,
+)
+from forkmerge.algorithms.events.send import ignore
 from forkmerge.algorithms.fit import ModelOrFactory, build_model
 from forkmerge.engine.executors.parallel_calls import using_threads
 from forkmerge.engine.storage import atomic_files
@@ -31,7 +41,6 @@ from forkmerge.engine.storage.lock import try_lock
 from forkmerge.engine.storage.run_folder import RunFolder
 from forkmerge.engine.storage.user_folders import cache_folder, make_private
 from forkmerge.errors import ConfigError, StoreError, check_keys, unknown_name
-from forkmerge.experiments.events import Watch, unwatched
 from forkmerge.experiments.recipe import Recipe, seeded_recipe
 from forkmerge.problem.batches import read_examples
 from forkmerge.problem.definition import Context, Problem
@@ -112,19 +121,19 @@ def first_model(model: ModelOrFactory) -> nn.Module:
     return copy.deepcopy(model) if isinstance(model, nn.Module) else model()
 
 
-def pretrained(recipe: Recipe, watch: Watch = unwatched) -> Recipe:
+def pretrained(recipe: Recipe, on_event: OnEvent = ignore) -> Recipe:
     """Return the recipe with its pre-training done, now or earlier, so that no run has to look for it.
 
     Args:
         recipe: Any recipe; one without a [pretrain] table is returned as it is.
-        watch: Gets the events of `forkmerge.experiments.events`.
+        on_event: Gets the events of `forkmerge.experiments.events`.
     """
     factory = recipe.model
     if not isinstance(factory, Pretrained):
         return recipe
     model = build_model(lambda: first_model(factory), recipe.options.get("seed", 0))
     load = partial(load_part, model, part=factory.pretraining.part)
-    key, weights = find_weights(factory.pretraining, factory.key, watch, load)
+    key, weights = find_weights(factory.pretraining, factory.key, on_event, load)
     load(weights)
     return replace(recipe, model=replace(factory, key=key), source={**recipe.source, "pretrained": key})
 
@@ -132,7 +141,7 @@ def pretrained(recipe: Recipe, watch: Watch = unwatched) -> Recipe:
 def find_weights(
     pretraining: Pretraining,
     key: str | None = None,
-    watch: Watch = unwatched,
+    on_event: OnEvent = ignore,
     load: Callable[[Mapping[str, Tensor]], None] = lambda weights: None,
 ) -> tuple[str, dict[str, Tensor]]:
     """Return the key and the weights of a pre-training; they are made where they are missing or damaged.
@@ -142,22 +151,22 @@ def find_weights(
     Args:
         pretraining: What to train.
         key: Of weights that were found before; without it the key is made from the recipe and its data.
-        watch: Gets the events of `forkmerge.experiments.events`.
+        on_event: Gets the events of `forkmerge.experiments.events`.
         load: Tried with the first weights before anything is trained, to refuse a model that they do not fit.
     """
     if key is not None:
-        with _locked(key, pretraining, watch):
-            weights = _read(key, watch)
+        with _locked(key, pretraining, on_event):
+            weights = _read(key, on_event)
         if weights is not None:
             return key, weights
     recipe = pretraining.recipe()
     with using_threads(recipe.options["threads"]):
         key = content_key(recipe)
-    with _locked(key, pretraining, watch):
-        weights = _read(key, watch)
+    with _locked(key, pretraining, on_event):
+        weights = _read(key, on_event)
         if weights is None:
             load(build_model(recipe.model, recipe.options["seed"]).state_dict())
-            weights = _train(recipe, key, pretraining, watch)
+            weights = _train(recipe, key, pretraining, on_event)
         return key, weights
 
 
@@ -251,7 +260,7 @@ def is_done(key: str) -> bool:
 
 
 @contextmanager
-def _locked(key: str, pretraining: Pretraining, watch: Watch) -> Iterator[None]:
+def _locked(key: str, pretraining: Pretraining, on_event: OnEvent) -> Iterator[None]:
     """Hold the lock of a key, waiting for it as long as another process does."""
     path = _folder(key).with_suffix(".lock")
     with atomic_files.explained(f"make the folder {path.parent}"):
@@ -259,13 +268,13 @@ def _locked(key: str, pretraining: Pretraining, watch: Watch) -> Iterator[None]:
         file = path.open("ab")
     with file:
         if not try_lock(file, "LOCK_EX"):
-            watch({"event": "news", "text": f"another process is pre-training on {pretraining.name}: waiting for it"})
+            on_event(Notice(text=f"another process is pre-training on {pretraining.name}: waiting for it"))
             while not try_lock(file, "LOCK_EX"):
                 time.sleep(0.1)
         yield
 
 
-def _read(key: str, watch: Watch) -> dict[str, Tensor] | None:
+def _read(key: str, on_event: OnEvent) -> dict[str, Tensor] | None:
     """Return the kept weights, or None where there are none yet; damaged ones are thrown away."""
     folder = _folder(key)
     if not is_done(key):
@@ -273,27 +282,27 @@ def _read(key: str, watch: Watch) -> dict[str, Tensor] | None:
     try:
         return RunFolder.open(folder, lock=False).model_tensors()
     except StoreError as error:
-        watch({"event": "warning", "text": f"the pre-training is done again: {error}"})
+        on_event(Notice(text=f"the pre-training is done again: {error}", is_warning=True))
         atomic_files.discard(folder)
         return None
 
 
-def _train(recipe: Recipe, key: str, pretraining: Pretraining, watch: Watch) -> dict[str, Tensor]:
+def _train(recipe: Recipe, key: str, pretraining: Pretraining, on_event: OnEvent) -> dict[str, Tensor]:
     folder = _folder(key)
 
-    def observe(event: Mapping[str, Any]) -> None:
-        if event["event"] in ("start", "resume", "segment"):
-            position = {"step": event.get("step", 0), "steps": recipe.steps, "begins": event["event"] != "segment"}
-            watch({"event": "pretraining", "name": pretraining.name, **position})
+    def tell(event: Event) -> None:
+        if isinstance(event, PhaseStarted | RunResumed | StepProgress) and isinstance(recipe.steps, int):
+            begins, name = not isinstance(event, StepProgress), pretraining.name
+            on_event(PretrainingProgress(name=name, step=event.step, steps=recipe.steps, begins=begins))
 
     for again in (False, True):
         try:
-            run = recipe.fit(folder=folder, resume=is_started(folder), observe=observe, workers=1)
+            run = recipe.fit(folder=folder, resume=is_started(folder), on_event=tell, progress=False, workers=1)
             break
         except StoreError as error:  # what an earlier attempt left cannot be continued
             if again or not folder.exists():
                 raise
-            watch({"event": "warning", "text": f"the pre-training is begun anew: {error}"})
+            on_event(Notice(text=f"the pre-training is begun anew: {error}", is_warning=True))
             atomic_files.discard(folder)
     atomic_files.remove(folder / "checkpoints")
     assert run.model is not None

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from forkmerge.algorithms.table_data import Cell, Column, Table
+from forkmerge.algorithms.table_data import Cell, Column, Table, show_bytes, show_seconds
 from forkmerge.experiments.cost_of_comparison import ComparisonCost
-from forkmerge.experiments.units import show_bytes, show_seconds
 
 
 def cost_table(cost: ComparisonCost) -> Table:

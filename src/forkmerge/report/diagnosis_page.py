@@ -9,11 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from forkmerge.algorithms.table_data import Table
+from forkmerge.algorithms.table_data import Table, show_seconds
 from forkmerge.analysis.diagnosis.pieces import L2
 from forkmerge.analysis.results import Diagnosis
 from forkmerge.errors import command
-from forkmerge.experiments.units import show_seconds
 from forkmerge.report.figure import MOST_LINES, Figure
 from forkmerge.report.merge_figures import combination_gains, loss_lines
 from forkmerge.report.page import Page, Section

@@ -9,10 +9,9 @@ from typing import Any
 
 from forkmerge.algorithms.run_record import Round, Run, rounds_table
 from forkmerge.algorithms.saved_run import SavedRun
-from forkmerge.algorithms.table_data import Cell, Column, Table, show_metrics, show_number
+from forkmerge.algorithms.table_data import Cell, Column, Table, show_metrics, show_number, show_seconds
 from forkmerge.analysis.dynamics import coefficient_history
 from forkmerge.errors import command
-from forkmerge.experiments.units import show_seconds
 from forkmerge.report.figure import MOST_LINES, Axis, Figure, Panel, Series
 from forkmerge.report.merge_figures import coefficients_over_rounds, relevance_over_rounds
 from forkmerge.report.page import Page, Section

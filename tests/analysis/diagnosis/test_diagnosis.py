@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 import forkmerge as fm
 from compare_problem import test_reads
+from forkmerge.algorithms.events import Notice
 from forkmerge.analysis import advice
 from forkmerge.analysis.diagnosis import budget, diagnosis, pieces
 from forkmerge.analysis.results import Pictures
@@ -54,7 +55,7 @@ def test_a_diagnosis_does_every_piece_once_and_reads_no_test_split(tmp_path, mon
     loaded, out = fm.load_recipe("compare_problem:recipe"), tmp_path / "d"
     test_reads.clear()
     events = []
-    found = diagnosis.diagnose(loaded, out, budget=1, watch=events.append)
+    found = diagnosis.diagnose(loaded, out, budget=1, on_event=events.append)
     assert not test_reads
     assert [finding.auxiliary for finding in found.findings] == ["aux", "odd"]
     assert all(len(finding.curve.points) == 2 for finding in found.findings)
@@ -147,8 +148,8 @@ def test_a_changed_recipe_is_noticed(tmp_path, monkeypatch):
     loaded, events = fm.load_recipe("compare_problem:recipe"), []
     diagnosis.diagnose(loaded, tmp_path / "d", budget=1)
     changed = replace(loaded, source={**loaded.source, "code": "other"})
-    diagnosis.diagnose(changed, tmp_path / "d", budget=1, watch=events.append)
-    (warning,) = [event["text"] for event in events if event["event"] == "warning"]
+    diagnosis.diagnose(changed, tmp_path / "d", budget=1, on_event=events.append)
+    (warning,) = [event.text for event in events if isinstance(event, Notice) and event.is_warning]
     assert warning == f"the code of the recipe has changed since {tmp_path / 'd'} was started"
 
 

@@ -27,12 +27,12 @@ class TestDevices:
     )
     def test_bad_names_are_refused_before_training(self, devices: Any, message: str) -> None:
         with pytest.raises(fm.ProblemError, match=message):
-            fit(devices=devices, observe=lambda event: pytest.fail("it has begun"))
+            fit(devices=devices, on_event=lambda event: pytest.fail("it has begun"))
 
     @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
     def test_devices_that_the_machine_lacks_are_refused_before_training(self) -> None:
         with pytest.raises(fm.ProblemError, match="device 'cuda:0' cannot be used"):
-            fit(devices=["cuda:0"], observe=lambda event: pytest.fail("it has begun"))
+            fit(devices=["cuda:0"], on_event=lambda event: pytest.fail("it has begun"))
 
     def test_devices_of_several_kinds_are_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("forkmerge.engine.executors.devices._device", torch.device)

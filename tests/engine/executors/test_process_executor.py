@@ -129,15 +129,16 @@ def test_one_worker_needs_no_process() -> None:
 SCRIPT = """
 import time
 from multiprocessing import active_children
+from forkmerge.algorithms.events import StepProgress
 from problems import fit
 
 def observe(event):
-    if event["event"] == "segment":
+    if isinstance(event, StepProgress):
         print(*(child.pid for child in active_children()), flush=True)
         time.sleep(60)
 
 if __name__ == "__main__":
-    fit(workers=2, observe=observe)
+    fit(workers=2, on_event=observe)
 """
 
 

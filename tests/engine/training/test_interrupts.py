@@ -13,6 +13,7 @@ import pytest
 
 import forkmerge as fm
 from _asserts import assert_same_bits, facts
+from forkmerge.algorithms.events import CheckpointWritten, PhaseStarted, StepProgress
 from forkmerge.engine.storage.run_folder import RunFolder
 from forkmerge.engine.training.interrupts import held_back, is_stop_requested, stop_now
 from problems import fit, problem_with, shared_losses
@@ -110,22 +111,22 @@ def test_without_a_folder_there_is_nothing_to_wait_for(tmp_path: Path) -> None:
     assert done[-1] == 2
 
 
-@pytest.mark.parametrize("kind", ["start", "segment"])
-def test_in_worker_processes_too(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [PhaseStarted, StepProgress])
+def test_in_worker_processes_too(kind: type, tmp_path: Path) -> None:
     """Steps in other processes end early, also in one that was still starting, and go on to the same bits."""
     algorithm, options = fm.ForkMerge(interval=300), {"steps": 600, "checkpoint_every": 50}
     timers, events = list[threading.Timer](), list[Any]()
 
     def observe(event: Any) -> None:
         events.append(event)
-        if event["event"] == kind and not timers:
+        if isinstance(event, kind) and not timers:
             timers.append(threading.Timer(0.0, os.kill, (os.getpid(), signal.SIGINT)))
             timers[0].start()
 
     with pytest.raises(KeyboardInterrupt):
-        fit(algorithm, workers=2, folder=tmp_path / "run", observe=observe, **options)
-    assert events[-1]["event"] == "checkpoint"
-    assert events[-1]["step"] < (50 if kind == "start" else 200)
+        fit(algorithm, workers=2, folder=tmp_path / "run", on_event=observe, **options)
+    assert isinstance(events[-1], CheckpointWritten)
+    assert events[-1].step < (50 if kind is PhaseStarted else 200)
     resumed = fit(algorithm, folder=tmp_path / "run", resume=True, **options)
     whole = fit(algorithm, **options)
     assert_same_bits(resumed.model, whole.model)

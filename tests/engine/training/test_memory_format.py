@@ -13,6 +13,7 @@ from torch.utils.data import TensorDataset
 import forkmerge as fm
 from _asserts import assert_same_bits, assert_same_run, bits
 from branch_training import resumed_bits, train
+from forkmerge.algorithms.events import RoundFinished
 from forkmerge.engine.training.memory_format import memory_format, suits_channels_last, to_channels_last
 from forkmerge.errors import ProblemError
 from forkmerge.experiments.cost_of_run import estimate_run
@@ -163,11 +164,11 @@ def test_resumed_runs_keep_the_format_they_began_with(tmp_path: Path, monkeypatc
 
     def stop(event: Any) -> None:
         seen.append(event)
-        if event["event"] == "round":
+        if isinstance(event, RoundFinished):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fit(algorithm, net=wide_net, folder=tmp_path / "run", observe=stop)
+        fit(algorithm, net=wide_net, folder=tmp_path / "run", on_event=stop)
     monkeypatch.setattr(
         "forkmerge.engine.training.memory_format._FEWEST_CHANNELS", 1000
     )  # another machine, or release, another rule

@@ -17,6 +17,7 @@ from torch import nn
 
 import forkmerge as fm
 from _asserts import assert_other_bits, assert_same_bits
+from forkmerge.algorithms.events import CheckpointWritten
 from forkmerge.algorithms.rounds import Rounds
 from forkmerge.engine.training import release_memory
 from forkmerge.engine.training.release_memory import MappedRows, give_back, thrifty
@@ -177,14 +178,14 @@ def test_every_kind_of_parameter_survives_a_whole_run_and_its_resumption(
     net: Any, options: dict[str, Any], tmp_path: Path
 ) -> None:
     def stop(event: Any) -> None:
-        if event["event"] == "checkpoint" and event["step"] == 3:
+        if isinstance(event, CheckpointWritten) and event.step == 3:
             raise KeyboardInterrupt
 
     options = {"optimizer": SGD, "steps": 6, **options}
     algorithm = fm.ForkMerge("per_auxiliary", interval=3)
     whole = fit(algorithm, net=net, **options)
     with pytest.raises(KeyboardInterrupt):
-        fit(algorithm, net=net, folder=tmp_path / "run", observe=stop, **options)
+        fit(algorithm, net=net, folder=tmp_path / "run", on_event=stop, **options)
     again = fit(algorithm, net=net, folder=tmp_path / "run", resume=True, **options)
     assert_same_bits(whole, again)
     assert_other_bits(whole, seeded(net))

@@ -16,6 +16,7 @@ from torch import nn
 
 import forkmerge as fm
 from _asserts import assert_close, assert_same_bits, assert_same_run
+from forkmerge.algorithms.events import RoundFinished
 from forkmerge.engine.merging.race_over_examples import count_operations
 from forkmerge.engine.training import torch_compile
 from forkmerge.engine.training.torch_compile import compiled, install
@@ -143,12 +144,12 @@ def test_interrupted_and_resumed_in_workers_a_compiled_run_has_the_same_bits(tmp
     whole = fit(algorithm, net=noisy_net, compile=EAGER)
 
     def stop(event: Any) -> None:
-        if event["event"] == "round":
+        if isinstance(event, RoundFinished):
             raise KeyboardInterrupt
 
     options: dict[str, Any] = {"net": noisy_net, "folder": tmp_path / "run"}
     with pytest.raises(KeyboardInterrupt):
-        fit(algorithm, **options, compile=EAGER, observe=stop)
+        fit(algorithm, **options, compile=EAGER, on_event=stop)
     torch._dynamo.reset()
     again = fit(algorithm, **options, compile=EAGER, resume=True, workers=2)
     assert_same_run(whole, again)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from forkmerge.algorithms.checkpoint import Phase
+from forkmerge.algorithms.events.round_events import RoundEvents
 from forkmerge.algorithms.settings import Settings
 from forkmerge.algorithms.validation import Validator
 from forkmerge.engine.executors.branch_execution import BranchExecution
@@ -14,7 +13,7 @@ from forkmerge.engine.training.state import State
 
 
 def score_probes(
-    settings: Settings, execution: BranchExecution, validator: Validator, initial: State, emit: Callable[..., None]
+    settings: Settings, execution: BranchExecution, validator: Validator, initial: State, events: RoundEvents
 ) -> dict[str, float]:
     """Train every probe from the first weights and return their validation scores by name.
 
@@ -23,7 +22,7 @@ def score_probes(
         execution: Trains them.
         validator: Scores them.
         initial: The first weights.
-        emit: Called with an event and its details for every probe.
+        events: Get the score of every probe.
     """
     probes = settings.probes(execution.job.problem)
     segments = [Segment(Phase.SEARCH.value, probe, settings.constructor.probe_steps) for probe in probes]
@@ -34,7 +33,7 @@ def score_probes(
             if is_stop_requested():
                 stop_now()  # there is nothing to save yet
             scores[probe.name] = validator.score(result.state)
-            emit("probe", branch=probe.name, score=scores[probe.name], step=result.state.step)
+            events.probe(probe.name, result.state.step, scores[probe.name])
     finally:
         execution.binding.attach(initial)  # nothing is saved yet: a second attempt starts from the module itself
     return scores

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from forkmerge.algorithms import Algorithm
+from forkmerge.algorithms.table_data import show_seconds
 from forkmerge.analysis.advice import ProbeSettings
 from forkmerge.analysis.transfer import WEIGHTS
 from forkmerge.analysis.transfer_runs import Recipes, equal_weights, single_task
@@ -16,7 +17,6 @@ from forkmerge.engine.executors.parallel_calls import using_threads
 from forkmerge.engine.storage.records import Record
 from forkmerge.errors import ConfigError
 from forkmerge.experiments.cost_of_run import RunCost, estimate_run
-from forkmerge.experiments.units import show_seconds
 from forkmerge.problem.randomness import random_state_kept
 
 _TIMED = (10, 40)  # steps that are timed, at least and at most

@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from forkmerge.algorithms.events.run_events import Notice, OnEvent
+from forkmerge.algorithms.events.send import ignore
 from forkmerge.algorithms.run_record import environment
 from forkmerge.algorithms.table_data import show_metrics
 from forkmerge.analysis.advice import ShortRun, advise, affinity, probe_settings
@@ -38,7 +40,7 @@ from forkmerge.engine.storage.json_codec import as_read
 from forkmerge.engine.storage.json_files import interpreting, read_versioned, write_versioned
 from forkmerge.engine.storage.lock import locked_folder
 from forkmerge.errors import ConfigError, ProblemError, StoreError
-from forkmerge.experiments.events import Watch, unwatched
+from forkmerge.experiments.events import JobEnded, JobsPlanned, JobStarted
 from forkmerge.experiments.pretraining import pretrained
 from forkmerge.experiments.recipe import Recipe
 from forkmerge.problem.definition import Problem
@@ -52,7 +54,7 @@ def diagnose(
     *,
     budget: float,
     workers: int = 1,
-    watch: Watch = unwatched,
+    on_event: OnEvent = ignore,
     say: Callable[[str], None] = lambda text: None,
     command: str = "",
 ) -> Diagnosis:
@@ -65,7 +67,7 @@ def diagnose(
         out: The folder.
         budget: Seconds, of all sessions together. A diagnosis that was begun keeps its plan, unless this is more.
         workers: Processes, of one thread each; the numbers do not depend on it.
-        watch: Gets the events of `forkmerge.experiments.events`, e.g. to draw progress.
+        on_event: Gets the events of `forkmerge.experiments.events`, e.g. to draw progress.
         say: Gets what is planned, in words, before it is done.
         command: What to type to make it again.
     """
@@ -73,14 +75,14 @@ def diagnose(
         raise ConfigError(f"the problem has one task only, {recipe.problem.target!r}: there is nothing to diagnose.")
     folder, recipes = Path(out), SeededSource(dict(recipe.source), recipe.problem.target)
     with locked_folder(folder, PLAN):
-        _check_folder(recipe, folder, watch)
+        _check_folder(recipe, folder, on_event)
         if not (folder / PLAN).is_file():
-            pretrained(recipe, watch)  # once, before several processes want the weights
+            pretrained(recipe, on_event)  # once, before several processes want the weights
         plan, costs = _planned(recipe, recipes, folder, budget, workers, say)
         say(plan.describe())
         works = piece_seconds(plan, costs)
         pieces = [Piece(recipes, plan, recipes.target, *key) for key in longest_first(works)]
-        results, notes = _do_all(pieces, [works[piece.key] for piece in pieces], folder, workers, watch)
+        results, notes = _do_all(pieces, [works[piece.key] for piece in pieces], folder, workers, on_event)
         result = conclude(recipe, plan, results, notes=notes, command=command)
         write_versioned(folder / RESULT, FORMAT, {"diagnosis": result})
     return result
@@ -163,7 +165,7 @@ def _about(recipe: Recipe) -> dict[str, Any]:
     return {"settings": as_read(recipe.source["settings"]), "target": recipe.problem.target}
 
 
-def _check_folder(recipe: Recipe, folder: Path, watch: Watch) -> None:
+def _check_folder(recipe: Recipe, folder: Path, on_event: OnEvent) -> None:
     """Refuse a folder of another problem, and warn if the recipe's code is not what it was."""
     if not (folder / PLAN).is_file():
         return
@@ -171,7 +173,7 @@ def _check_folder(recipe: Recipe, folder: Path, watch: Watch) -> None:
     if data["about"] != _about(recipe):
         raise StoreError(f"{folder} diagnoses something else: choose another folder with --out.")
     if data.get("code", code) != code:
-        watch({"event": "warning", "text": f"the code of the recipe has changed since {folder} was started"})
+        on_event(Notice(text=f"the code of the recipe has changed since {folder} was started", is_warning=True))
 
 
 def _planned(
@@ -206,20 +208,20 @@ def _work(plan: DiagnosisPlan, costs: PieceTimes) -> float:
 
 
 def _do_all(
-    pieces: Sequence[Piece], seconds: Sequence[float], folder: Path, workers: int, watch: Watch
+    pieces: Sequence[Piece], seconds: Sequence[float], folder: Path, workers: int, on_event: OnEvent
 ) -> tuple[dict[Key, dict[str, Any]], list[str]]:
     """Do what has not been done, and return all results, with a note for every optional piece that failed."""
     done = {piece.key: kept for piece in pieces if (kept := read_piece(folder, piece)) is not None}
     waiting = [(piece, work) for piece, work in zip(pieces, seconds, strict=True) if piece.key not in done]
-    work = [max(round(1000 * value), 1) for _, value in waiting]
+    work = [max(round(1000 * value), 1.0) for _, value in waiting]
     kinds = [piece.kind for piece, _ in waiting]
-    watch({"event": "begin", "runs": len(pieces), "ended": len(done), "kinds": kinds, "work": work})
+    on_event(JobsPlanned(jobs=len(pieces), ended=len(done), kinds=kinds, work=work))
     failures: list[str] = []
     notes: list[str] = []
 
     def news(index: int, value: Any) -> None:
         if value is None:
-            watch({"event": "start", "index": index})
+            on_event(JobStarted(index=index))
 
     for index, result in run_calls(do, [piece for piece, _ in waiting], workers, news) if waiting else ():
         piece, error = waiting[index][0], None
@@ -234,7 +236,7 @@ def _do_all(
             done[piece.key], metrics = result, result.get("metrics", {}).get("validation")
             reached = f"validation {show_metrics(metrics)}" if metrics else ""
         title = f"{piece.label}  {piece.target}  seed {piece.seed}"
-        watch({"event": "end", "index": index, "title": title, "result": reached, "error": error})
+        on_event(JobEnded(index=index, title=title, result=reached, error=error))
     if failures:
         raise ProblemError(
             f"{len(failures)} of the runs failed, the first: {failures[0]}. The same command tries again."

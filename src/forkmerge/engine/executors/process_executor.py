@@ -12,7 +12,7 @@ from forkmerge.engine.executors.executor import Call, Executor, Handle, Inputs, 
 from forkmerge.engine.executors.shared_memory import Memory
 from forkmerge.engine.executors.shared_rows import Address, Rows, SharedRows, WorkerRows
 from forkmerge.engine.executors.state_bytes import Wire, from_wire, rest_to_wire, rows_of, take_rest, with_rows
-from forkmerge.engine.executors.worker_team import Event, Team, Worker
+from forkmerge.engine.executors.worker_team import Team, Worker, WorkerEvent
 from forkmerge.engine.training.state import State
 
 
@@ -171,7 +171,7 @@ class ProcessExecutor(Executor):
         worker.begin(call, _Message(call.payload, sent, shared.address_of(call.spare), gone), memories)
         call.note(None)
 
-    def _take_in(self, event: Event) -> None:
+    def _take_in(self, event: WorkerEvent) -> None:
         call: _ProcessHandle = event.job
         if event.kind == "news":
             call.note(event.value)

@@ -37,7 +37,7 @@ _BROKEN = (EOFError, OSError, pickle.UnpicklingError)
 
 
 @dataclass(frozen=True)
-class Event:
+class WorkerEvent:
     """What a worker has to say.
 
     Args:
@@ -142,9 +142,9 @@ class Team:
         """The workers that can take a job now."""
         return [worker for worker in self.workers if worker.is_free]
 
-    def events(self) -> list[Event]:
+    def events(self) -> list[WorkerEvent]:
         """Wait until something happens and return it; a worker that died has been replaced by then."""
-        events: list[Event] = []
+        events: list[WorkerEvent] = []
         while not events:
             watched = {w.connection: w for w in self.workers} | {w.process.sentinel: w for w in self.workers}
             woken = {id(watched[item]) for item in wait(list(watched), _GLANCE)}  # type: ignore[index]  # as they went
@@ -175,7 +175,7 @@ class Team:
         for worker in self.workers:
             worker.end()
 
-    def _listen(self, worker: Worker) -> list[Event]:
+    def _listen(self, worker: Worker) -> list[WorkerEvent]:
         try:
             message, memories = receive(worker.connection)
         except Exception as error:
@@ -188,7 +188,7 @@ class Team:
             return self._replace_dead(worker)  # it lives, and nobody will ever know what it has said
         return self._note(worker, message, memories)
 
-    def _note(self, worker: Worker, message: tuple[str, Any], memories: list[Memory]) -> list[Event]:
+    def _note(self, worker: Worker, message: tuple[str, Any], memories: list[Memory]) -> list[WorkerEvent]:
         kind, value = message
         if kind == "up":
             worker.is_up = True
@@ -204,10 +204,10 @@ class Team:
             job = worker.job
             if kind != "news":
                 worker.job = None
-            return [Event(worker, kind, job, value, memories)]
+            return [WorkerEvent(worker, kind, job, value, memories)]
         return []
 
-    def _replace_dead(self, worker: Worker) -> list[Event]:
+    def _replace_dead(self, worker: Worker) -> list[WorkerEvent]:
         """Put a new process in the place of one that has died, or of one that nobody understands."""
         if not worker.is_ready:
             with suppress(*_BROKEN):
@@ -226,7 +226,7 @@ class Team:
             self._go_on_with_fewer(reason)
         else:
             self._add(worker.index, since=None if worker.is_ready else worker.since)
-        return [Event(worker, "died", worker.job, reason)] if worker.job is not None else []
+        return [WorkerEvent(worker, "died", worker.job, reason)] if worker.job is not None else []
 
     def _add(self, index: int, since: float | None = None) -> None:
         """Start a process, or go on without it where others have been started."""
