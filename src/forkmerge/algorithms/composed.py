@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from forkmerge.algorithms.events.run_events import OnEvent, RunStarted
-from forkmerge.algorithms.events.send import ignore, in_part, sending
+from forkmerge.algorithms.events.send import check_callback, ignore, in_part, sending
 from forkmerge.algorithms.fit import (
     Algorithm,
     ModelOrFactory,
@@ -140,6 +140,7 @@ class Composed(Algorithm):
     ) -> Run:
         """Train and return the run; see `Algorithm.fit`. Parts are kept in subfolders of `folder`."""
         check_numbers(steps, seed, threads)
+        check_callback(on_event)
         workers = resolve_workers(workers, options.get("devices"))
         check_count("workers", workers)
         module, sealed, resume = build_model(model, seed), problem.sealed(), resume and is_started(folder)

@@ -128,6 +128,8 @@ class RunView(ProgressView):
 
     def stand(self) -> str:
         """Return phase, round, branch, step and last score in one line."""
+        if self.phase == "start":
+            return "starting"
         score = "" if self.score is None else f"score {show_number(self.score)}"
         position = f"{self.phase} {self.round}/{self.rounds}  {self.branch}  step {self.step}/{self._until}"
         return "  ".join(part for part in (self.part, position, score) if part)

@@ -16,6 +16,12 @@ def ignore(event: Event) -> None:
     """Do nothing with an event."""
 
 
+def check_callback(on_event: object) -> None:
+    """Refuse what cannot be called with events."""
+    if not callable(on_event):
+        raise ProblemError(f"on_event must be a function of one event, got {on_event!r:.80}.")
+
+
 @contextmanager
 def sending(on_event: OnEvent, *, progress: bool) -> Iterator[OnEvent]:
     """Yield what to call with every event.
@@ -24,8 +30,7 @@ def sending(on_event: OnEvent, *, progress: bool) -> Iterator[OnEvent]:
         on_event: The user's callback; what it raises is the user's own, and said to be.
         progress: Whether a bar is shown, where there is somebody to see it.
     """
-    if not callable(on_event):
-        raise ProblemError(f"on_event must be a function of one event, got {on_event!r:.80}.")
+    check_callback(on_event)
     with shown(RunView()) if progress else _unseen() as show:
 
         def send(event: Event) -> None:
