@@ -11,6 +11,7 @@ from torch import nn
 
 import forkmerge as fm
 from _asserts import assert_other_bits, assert_same_run
+from forkmerge.algorithms.events import Merged
 from problems import Refuse, fit, noisy_net, problem_with, seeded, shared_losses
 
 
@@ -78,7 +79,7 @@ def test_two_threads_cannot_be_inside_fit_at_once(second: fm.Algorithm) -> None:
         thread.start()
         thread.join()
 
-    assert_same_run(fit(observe=from_another_thread), alone)
+    assert_same_run(fit(on_event=from_another_thread), alone)
     assert errors
     assert {str(error) for error in errors} == {str(errors[0])}
     assert "another thread of this process is inside fit" in str(errors[0])
@@ -88,4 +89,4 @@ def test_two_threads_cannot_be_inside_fit_at_once(second: fm.Algorithm) -> None:
 
 def test_a_fit_inside_a_fit_of_the_same_thread_changes_no_bit() -> None:
     alone = fit()
-    assert_same_run(fit(observe=lambda event: event["event"] == "merge" and fit(steps=4)), alone)
+    assert_same_run(fit(on_event=lambda event: isinstance(event, Merged) and fit(steps=4)), alone)

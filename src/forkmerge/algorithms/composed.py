@@ -20,8 +20,8 @@ from forkmerge.algorithms.fit import (
     ModelOrFactory,
     build_model,
     check_numbers,
-    one_at_a_time,
     finished_event,
+    one_at_a_time,
     training_options,
 )
 from forkmerge.algorithms.resolved_config import open_store, run_config, stored_training

@@ -75,7 +75,7 @@ def test_no_process_opens_more_files_than_were_counted(tmp_path: Path, monkeypat
     watched, before = Watched(tmp_path), len(os.listdir("/proc/self/fd"))
     branches = {f"b{index}": {"tgt": 1.0, "aux": index / 10} for index in range(10)}
     algorithm = fm.ForkMerge(branches, interval=4, floor=True, optimizer_state="average")
-    fit(algorithm, problem_with(watched), optimizer=ADAM, workers=2, observe=lambda event: watched.count())
+    fit(algorithm, problem_with(watched), optimizer=ADAM, workers=2, on_event=lambda event: watched.count())
     most = {int(file.name): int(file.read_text()) for file in tmp_path.iterdir()}
     assert len(most) == 3
     here = most.pop(os.getpid()) - before
