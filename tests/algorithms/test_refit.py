@@ -278,7 +278,7 @@ class TestSkippedBranches:
         for at in (20, 41, 60):
             folder = tmp_path / str(at)
             with pytest.raises(Stopped):
-                fit(algorithm, net=noisy_net, folder=folder, checkpoint_every=2, observe=stop_at(at))
+                fit(algorithm, net=noisy_net, folder=folder, checkpoint_every=2, on_event=stop_at(at))
             assert_same_run(fit(algorithm, net=noisy_net, folder=folder, checkpoint_every=2, resume=True), whole)
 
 
@@ -327,5 +327,5 @@ class TestFixedCoefficients:
         for at in (3, 11):
             folder = tmp_path / str(at)
             with pytest.raises(Stopped):
-                fit(algorithm, net=noisy_net, folder=folder, checkpoint_every=2, observe=stop_at(at))
+                fit(algorithm, net=noisy_net, folder=folder, checkpoint_every=2, on_event=stop_at(at))
             assert_same_run(fit(algorithm, net=noisy_net, folder=folder, checkpoint_every=2, resume=True), whole)

@@ -8,15 +8,16 @@ import pytest
 
 import forkmerge as fm
 from _asserts import assert_same_bits
+from forkmerge.algorithms.events import ProbeScored
 from problems import fit, noisy_net
 
 
 def test_a_probe_is_a_short_joint_run_scored_on_validation_and_leaves_the_model_alone() -> None:
     events: list[Any] = []
-    run = fit(fm.ForkMerge(fm.NestedTopK(probe_steps=3), interval=4), net=noisy_net, observe=events.append)
-    probes = [event for event in events if event["event"] == "probe"]
-    assert {event["branch"]: event["score"] for event in probes} == run.probes
-    assert [event["step"] for event in probes] == [3, 3]
+    run = fit(fm.ForkMerge(fm.NestedTopK(probe_steps=3), interval=4), net=noisy_net, on_event=events.append)
+    probes = [event for event in events if isinstance(event, ProbeScored)]
+    assert {event.branch: event.score for event in probes} == run.probes
+    assert [event.step for event in probes] == [3, 3]
     for task, score in run.probes.items():
         short = fit(fm.Joint({"tgt": 1.0, task: 1.0}), net=noisy_net, steps=3)
         assert score == pytest.approx(short.score)
