@@ -164,3 +164,7 @@ def test_gradients_at_a_representation_that_nobody_declared() -> None:
         fm.Joint(method="MGDA").fit(
             shared_problem(), model=plain_net, optimizer=SGD, steps=1, gradients="representation"
         )
+
+
+def test_a_search_by_that_is_no_metric_is_refused(refused: Refuse) -> None:
+    refused("search_by: .*'nl'.*nll", fm.ForkMerge(search_by="nl"))

@@ -171,8 +171,8 @@ class RunState:
         """Return the "last" merge or the "best" one, whose weights are taken."""
         if which == "best" and self.best is not None:
             self.merged.take_weights(self.best.weights)
-            (metrics,) = (r.metrics for r in self.rounds if r.end == self.best.step)
-            return Selection(self.best.score, metrics, self.best.step, replays=True, final="best merge")
+            (best,) = (r for r in self.rounds if r.end == self.best.step)
+            return Selection(best.score, best.metrics, best.end, replays=True, final="best merge")
         last = self.rounds[-1]
         return Selection(last.score, last.metrics, self.step, replays=True, final="last merge")
 

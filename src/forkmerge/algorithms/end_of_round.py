@@ -5,21 +5,20 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from forkmerge.algorithms.checkpoint import Phase
 from forkmerge.algorithms.faulty_branches import find_faulty
 from forkmerge.algorithms.mixtures import is_target_only
 from forkmerge.algorithms.run_record import BranchRecord, Candidate, Round
 from forkmerge.algorithms.settings import Settings
-from forkmerge.algorithms.validation import Validator
+from forkmerge.algorithms.validation import ValidatedMerge, Validator
 from forkmerge.engine.executors.branch_execution import BranchExecution
-from forkmerge.engine.merging.arithmetic import Coefficients, vertices
+from forkmerge.engine.merging.arithmetic import vertices
 from forkmerge.engine.merging.batchnorm_policy import refresh_with
 from forkmerge.engine.merging.blend import Blender
-from forkmerge.engine.merging.find_merge import Merge, MergeProblem, find_merge
+from forkmerge.engine.merging.find_merge import Merge, find_merge
 from forkmerge.engine.merging.measure_candidate import MeasureRequest
-from forkmerge.engine.merging.race import Entrant, ScoredEntrant
 from forkmerge.engine.merging.race_over_examples import ExampleRace
 from forkmerge.engine.merging.relevance import task_relevance
 from forkmerge.engine.merging.searches import Search
@@ -74,7 +73,10 @@ class MergedRound:
     Args:
         merge: The coefficients, and what the search saw.
         branch_metrics: The target's metrics of what entered the merge, by branch; empty where nothing was scored.
-        metrics: Those behind the merge's score.
+        metrics: Those of the merge.
+        branch_scores: Scores of the branches in the metrics that the target is reported in, where a search goes by
+            others.
+        score: The merge's.
         examples: What a race of candidates took, in examples.
         certainty: How often the winner of the search beats the target-only branch on examples drawn anew, if asked.
         floor_score: Score of the unmerged target-only run, if there is one.
@@ -86,89 +88,14 @@ class MergedRound:
     merge: Merge
     branch_metrics: Mapping[str, dict[str, float]] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
+    branch_scores: Mapping[str, float] | None = None
+    score: float | None = None
     examples: dict[str, int] = field(default_factory=dict)
     certainty: float | None = None
     floor_score: float | None = None
     floor: State | None = None
     skipped: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
-
-
-class ValidatedMerge(MergeProblem):
-    """The merge of a round's branches, scored on the target's validation data.
-
-    Args:
-        names: Branch names.
-        blend: Builds combinations of what enters the merge.
-        faults: Why a branch is unusable, by name.
-        validator: Scores states.
-        execution: Measures whole passes of several candidates at once, where it has workers.
-        request: What workers are asked about a combination, without its coefficients.
-
-    Attributes:
-        race: The race over examples, where scores add up over them; None before the search, too.
-        metrics: The metrics of combinations that took a whole pass over all examples.
-    """
-
-    def __init__(
-        self,
-        names: Sequence[str],
-        blend: Blender,
-        faults: Mapping[str, str],
-        validator: Validator,
-        execution: BranchExecution,
-        request: MeasureRequest,
-    ) -> None:
-        super().__init__(names, faults, on_sample=validator.search_examples is not None)
-        self.blend, self.validator, self.execution, self.request = blend, validator, execution, request
-        self.race: ExampleRace | None = None
-        self.metrics: dict[Coefficients, dict[str, float]] = {}
-        self._has_started = False
-
-    def score_branch(self, index: int) -> float:
-        """Return the score of a branch, which ranking may have measured already."""
-        return self.validator.score(self.blend.states[index], remeasure=False)
-
-    def sample_score_of_branch(self, index: int) -> float:
-        """Return the score of a branch on the round's sub-sample."""
-        return self.validator.search_score(self.blend.states[index])
-
-    def score(self, coefficients: Coefficients) -> float:
-        """Return the score of a combination on all validation examples."""
-        state = self.blend(coefficients)
-        score = self.validator.score(state, remeasure=state is self.blend.out)
-        self.metrics[coefficients] = self.validator.known_metrics(state)
-        return score
-
-    def enter(self, candidates: Sequence[Coefficients], guides: Sequence[Coefficients]) -> Sequence[Entrant]:
-        """Return entrants that are raced where scores add up over examples, and took a whole pass elsewhere."""
-        if not self._has_started:
-            self._has_started, self.race = True, self.validator.race(self.blend)
-        if self.race is not None:  # in this process: which example is evaluated next depends on the last one
-            return self.race.enter(candidates, guides)
-        if self.execution.workers == 1 or len(candidates) == 1:
-            return [ScoredEntrant(self._whole_pass(coefficients)) for coefficients in candidates]
-        return [ScoredEntrant(score) for score in self._passes_of_workers(candidates)]
-
-    def metrics_of(self, coefficients: Coefficients) -> dict[str, float]:
-        """Return the metrics of the winner as the search has measured them; empty if no branch could be used."""
-        if not any(coefficients):
-            return {}
-        if 1.0 in coefficients:
-            return self.validator.known_metrics(self.blend.states[coefficients.index(1.0)])
-        if coefficients in self.metrics or self.race is None:
-            return self.metrics.get(coefficients, {})
-        return self.race.metrics(coefficients)
-
-    def _whole_pass(self, coefficients: Coefficients) -> float:
-        return self.validator.search_score(self.blend(coefficients)) if self.on_sample else self.score(coefficients)
-
-    def _passes_of_workers(self, candidates: Sequence[Coefficients]) -> list[float]:
-        requests = [replace(self.request, coefficients=coefficients) for coefficients in candidates]
-        measured = [each.metrics for each in self.execution.measure(self.blend.states, requests)]
-        if not self.on_sample:
-            self.metrics.update((c, m) for c, m in zip(candidates, measured, strict=True) if m is not None)
-        return [-math.inf if metrics is None else self.validator.criterion.score(metrics) for metrics in measured]
 
 
 class EndOfRound:
@@ -205,11 +132,14 @@ class EndOfRound:
         searched = time.perf_counter()
         rank = ranked - started + validator.seconds(states)
         if trained.floor is not None:
-            merged.floor_score = validator.score(trained.floor, remeasure=False)
+            merged.floor_score = validator.reported_score(trained.floor)
         merged.examples = {} if problem.race is None else problem.race.examples
-        merged.metrics = problem.metrics_of(merged.merge.vector)
-        measured = [validator.known_metrics(state) for state in states]
+        merged.metrics = validator.reported(problem.metrics_of(merged.merge.vector))
+        measured = [validator.reported(validator.known_metrics(state)) for state in states]
         merged.branch_metrics = dict(zip(trained.names, measured, strict=True))
+        if validator.reports_otherwise:
+            merged.branch_scores = {name: validator.report(metrics) for name, metrics in merged.branch_metrics.items()}
+            merged.score = validator.report(merged.metrics)
         merging = time.perf_counter()
         merged.floor = self.parted_floor(trained, merged.merge)
         self.install(trained, blend, merged.merge)
@@ -290,15 +220,16 @@ def record_of(trained: TrainedRound, merged: MergedRound, kept: Sequence[str], s
         kept: The branches that go on.
         seconds: Time of its training.
     """
-    merge = merged.merge
+    merge, reported = merged.merge, merged.branch_scores
     branches = {
         mixture.name: BranchRecord(
             task_weights=dict(mixture.task_weights),
-            score=_finite(merge.branch_scores.get(mixture.name)),
+            score=_finite((merge.branch_scores if reported is None else reported).get(mixture.name)),
             metrics=merged.branch_metrics.get(mixture.name, {}),
             losses=trained.losses[mixture.name],
             entered_step=state.step,
             fault=merge.faults.get(mixture.name),
+            search_score=None if reported is None else _finite(merge.branch_scores.get(mixture.name)),
         )
         for mixture, state in zip(trained.mixtures, trained.entering, strict=True)
     }
@@ -314,7 +245,7 @@ def record_of(trained: TrainedRound, merged: MergedRound, kept: Sequence[str], s
         branches=branches,
         candidates=candidates,
         coefficients=merge.coefficients,
-        score=_finite(merge.score),
+        score=_finite(merge.score if reported is None else merged.score),
         relevance=task_relevance(merge.coefficients, trained.mixtures),
         kept=list(kept),
         floor_score=_finite(merged.floor_score),
@@ -323,6 +254,7 @@ def record_of(trained: TrainedRound, merged: MergedRound, kept: Sequence[str], s
         examples=merged.examples,
         certainty=merged.certainty,
         skipped=merged.skipped,
+        search_score=None if reported is None else _finite(merge.score),
     )
 
 

@@ -42,6 +42,7 @@ from forkmerge.methods import method_from
 from forkmerge.problem.definition import Problem
 from forkmerge.problem.randomness import derive, random_state_kept, set_random_state
 from forkmerge.problem.scoring import device_of
+from forkmerge.problem.search_metric import searched_by
 
 _MOST_STEPS = 10**15  # which no machine does
 _MOST_THREADS = 256  # that a run may ask for on a small machine: as many as it was begun with on a large one
@@ -120,7 +121,10 @@ class Algorithm(ABC):
             **training: How every branch is trained: options of `forkmerge.Training`, such as `clip_norm=1.0`.
         """
         check_numbers(steps, seed, threads)
-        settings, sealed = self.settings(problem), problem.sealed()
+        settings = self.settings(problem)
+        sealed = searched_by(problem.sealed(), settings.search_by)
+        if rebuild is not None and settings.search_by is not None:
+            rebuild = partial(_rebuild_searched, rebuild, settings.search_by)
         options = training_options(optimizer, training, method=method_from(settings.method)).over(steps)
         for name, value in {"workers": workers, "checkpoint_every": checkpoint_every}.items():
             if value is not None:
@@ -182,6 +186,10 @@ class Algorithm(ABC):
                 run = _to_run(type(self).__name__, job.problem.target, rounds.steps, config, facts, state)
                 run.reference = rounds.reference or read_reference(store)
                 return _complete(run, execution.binding, state, store, send)
+
+
+def _rebuild_searched(rebuild: Callable[[], Problem], search_by: Any) -> Problem:
+    return searched_by(rebuild(), search_by)
 
 
 def check_numbers(steps: object, seed: object, threads: object) -> None:

@@ -78,5 +78,5 @@ def prefer_floor(run: RunState, selection: Selection, validator: Validator, step
         return selection
     run.merged.take_weights(run.floor)
     run.note("the unmerged target-only run validated better than the merge and is returned")
-    metrics = validator.known_metrics(run.floor)
+    metrics = validator.reported(validator.known_metrics(run.floor))
     return replace(selection, final=FLOOR, score=score, metrics=metrics, step=steps, replays=False)

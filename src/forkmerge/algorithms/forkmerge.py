@@ -35,6 +35,7 @@ _PAPER: dict[str, Any] = {
     "method": None,
     "confidence": None,
     "prune_keeps": "largest",
+    "search_by": None,
 }
 """Every option of `ForkMerge`, as the paper has it."""
 
@@ -74,6 +75,10 @@ class ForkMerge(Settings, Algorithm):
             examples, e.g. 0.9; against chance on few examples. For metrics that add up over examples.
         prune_keeps: "target" keeps the target-only branch whatever its coefficient is, and counts it, so that a merge
             can always fall back on it; "largest" is the paper's: the largest coefficients, whose branches they are.
+        search_by: The metric that branches are ranked, coefficients searched and the best merge selected by, where the
+            target's own is too coarse for few examples: "nll", another built-in metric or one of the target's by name,
+            or any metric. The merge is then never worse than its branches in *this* metric; reports, `floor` and
+            verdicts stay in the target's own. None searches by the target's own.
 
     Example:
         >>> import forkmerge as fm

@@ -19,7 +19,8 @@ from forkmerge.problem.definition import Context, Problem, Stream
 from forkmerge.problem.error_facts import note_origin
 from forkmerge.problem.metrics import Criterion
 from forkmerge.problem.randomness import derive, random_state_kept, set_random_state
-from forkmerge.problem.scoring import CostReader, adds_up, device_of, measure, modes_kept
+from forkmerge.problem.scoring import cost_reader, device_of, measure, modes_kept
+from forkmerge.problem.search_metric import reported_directions, search_directions
 
 
 def check_run(problem: Problem, model: nn.Module, training: Training, settings: Any, seed: int) -> None:
@@ -40,13 +41,14 @@ def check_run(problem: Problem, model: nn.Module, training: Training, settings: 
     check_mixtures(problem, mixtures)
     check_search(settings, len(mixtures))
     validation = problem.target_validation
-    if settings.confidence is not None and not (adds_up(validation) and CostReader(validation, seed).falls_with_costs):
+    reader = cost_reader(validation, seed)
+    if settings.confidence is not None and (reader is None or not reader.falls_with_costs):
         raise ProblemError(
             "confidence draws validation examples anew, so it needs metrics that add up over examples, such as "
-            "fm.accuracy or fm.nll: measure those, or leave it out."
+            "fm.accuracy or fm.nll: measure those, pass search_by='nll', or leave it out."
         )
     check_method(problem, training, mixtures)
-    directions = problem.target_validation.directions
+    directions = reported_directions(validation)
     criterion = Criterion(directions)
     if settings.reference is not None:
         criterion.with_reference(settings.reference)
@@ -55,7 +57,7 @@ def check_run(problem: Problem, model: nn.Module, training: Training, settings: 
             f"the target has {len(directions)} metrics and no branch trains on it alone: pass "
             "reference={metric: value} to compare with, or add a branch with the target only."
         )
-    elif criterion.needs_reference and probes:
+    elif Criterion(search_directions(validation)).needs_reference and probes:
         raise ProblemError(
             f"the target has {len(directions)} metrics, and ranking runs are scored before round 1 gives values to "
             "compare with: pass reference={metric: value}."

@@ -136,7 +136,7 @@ def stored_training(folder: str | os.PathLike[str] | None, resume: bool) -> dict
 # What runs did that were begun before there was a choice: of training, and of algorithms and methods by name.
 _FORMER = {"statistics": "all", "lr_of": None}
 _FORMER_OPTIONS: dict[str, dict[str, Any]] = {
-    "ForkMerge": {"prune_keeps": "target"},
+    "ForkMerge": {"prune_keeps": "target", "search_by": None},
     "GradNorm": {"softmax": False, "weighted_heads": True, "gradients": None},
     "MGDA": {"gradients": None},
     "NashMTL": {"weighted_heads": False},

@@ -220,7 +220,7 @@ class Rounds:
     def _fix_reference(self) -> None:
         """Let the target-only, or the only, branch of round 1 be what several metrics are compared with."""
         run = self.state
-        if self.validator.criterion.needs_reference:
+        if self.validator.needs_reference:
             index = reference_branch(run.mixtures, self.target)
             assert index is not None  # checked before training
             state = run.branches[index]
@@ -300,7 +300,7 @@ class Rounds:
         check_run(self.state, self.job.problem, self.job.training, self.job.seed)
         run = self.state
         selection = prefer_floor(run, run.select_merge(self.settings.select), self.validator, self.steps)
-        metrics = selection.metrics or self.validator.metrics(run.merged)
+        metrics = selection.metrics or self.validator.reported(self.validator.metrics(run.merged))
         run.selection = replace(selection, metrics=metrics)
         self.events.select(run)
         run.best, run.snapshots = None, {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import math
 import os
 import platform
 from collections.abc import Sequence
@@ -33,6 +32,7 @@ class BranchRecord(Record):
         losses: Mean training loss per task over the round.
         entered_step: Step of the checkpoint that entered the merge.
         fault: Why the branch was given coefficient 0 without being tried, if it was.
+        search_score: Its score in the metric of `search_by`, which ranked it; None where that is `score`.
     """
 
     not_finite: ClassVar[float | None] = None
@@ -43,6 +43,7 @@ class BranchRecord(Record):
     losses: dict[str, float]
     entered_step: int
     fault: str | None = None
+    search_score: float | None = None
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Candidate(Record):
 
     Args:
         coefficients: Λ by branch.
-        score: Its validation score; None if that is not finite.
+        score: Its validation score, in the metric of `search_by` where there is one; None if that is not finite.
         is_bound: Whether the candidate lost a race before all examples were evaluated: its score is at most `score`.
     """
 
@@ -85,6 +86,7 @@ class Round(Record):
         certainty: Share of resamples in which the winner of the search beat the target-only branch, where
             `confidence` asks for it.
         skipped: Branches that a refit did not train: neither this merge nor a later one takes anything of them.
+        search_score: Score of the merge in the metric of `search_by`, which chose it; None where that is `score`.
     """
 
     not_finite: ClassVar[float | None] = None
@@ -105,6 +107,7 @@ class Round(Record):
     examples: dict[str, int] = field(default_factory=dict)
     certainty: float | None = None
     skipped: list[str] = field(default_factory=list)
+    search_score: float | None = None
 
 
 @dataclass
@@ -199,9 +202,10 @@ class Run(Record):
 
     @property
     def _best_round(self) -> Round | None:
-        """The searched round of the highest score; of equals the first."""
-        scored = [r for r in self.searched if r.score is not None]
-        return max(scored, key=lambda r: -math.inf if r.score is None else r.score, default=None)
+        """The searched round of the highest score, by what merges were chosen; of equals the first."""
+        scores = {r.index: r.score if r.search_score is None else r.search_score for r in self.searched}
+        scored = [r for r in self.searched if scores[r.index] is not None]
+        return max(scored, key=lambda r: scores[r.index] or 0.0, default=None)
 
     @property
     def title(self) -> str:

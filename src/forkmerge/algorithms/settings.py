@@ -18,6 +18,7 @@ from forkmerge.engine.training.state import StateSizes
 from forkmerge.errors import ProblemError, check_count
 from forkmerge.methods import Method, method_from
 from forkmerge.problem.definition import Problem
+from forkmerge.problem.search_metric import check_search_by
 
 GRID, GREEDY = Grid(5), Greedy((0.0, 0.2, 0.4, 0.6, 0.8, 1.0))
 """The paper's searches for two branches and for more, whatever their own defaults become."""
@@ -55,11 +56,13 @@ class Settings:
     method: Method | str | None = None
     confidence: float | None = None
     prune_keeps: Literal["target", "largest"] = "target"
+    search_by: Any = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mixtures", mixtures_from(self.mixtures))
         object.__setattr__(self, "search", search_from(self.search))
         object.__setattr__(self, "method", method_from(self.method))
+        check_search_by(self.search_by)
         for name, allowed in _CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise ProblemError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}.")

@@ -1,4 +1,7 @@
-"""P̂ of a state: the target's validation metrics, on all examples or on a round's sub-sample."""
+"""P̂ of a state, or of a merge: the target's validation metrics, on all examples or on a round's sub-sample.
+
+A search may go by another metric than the target is reported in: `score` and `sample_score` are the search's.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from weakref import ref
 
-from forkmerge.engine.merging.arithmetic import vertices
+from forkmerge.engine.executors.branch_execution import BranchExecution
+from forkmerge.engine.merging.arithmetic import Coefficients, vertices
 from forkmerge.engine.merging.blend import Blender
-from forkmerge.engine.merging.measure_candidate import Measurement
+from forkmerge.engine.merging.find_merge import MergeProblem
+from forkmerge.engine.merging.measure_candidate import Measurement, MeasureRequest
+from forkmerge.engine.merging.race import Entrant, ScoredEntrant
 from forkmerge.engine.merging.race_over_examples import ExampleRace, turn_length
 from forkmerge.engine.training.model_binding import ModelBinding
 from forkmerge.engine.training.state import State
@@ -19,7 +25,8 @@ from forkmerge.problem.definition import Problem
 from forkmerge.problem.example_order import sample_indices
 from forkmerge.problem.metrics import Criterion, ExampleCosts, NotPerExample
 from forkmerge.problem.randomness import random_state_kept
-from forkmerge.problem.scoring import CostReader, adds_up, evaluating, measure, read_metrics
+from forkmerge.problem.scoring import cost_reader, evaluating, other_metrics, read_metrics
+from forkmerge.problem.search_metric import reported_directions, search_directions
 
 
 @dataclass(frozen=True)
@@ -52,9 +59,10 @@ class Validator:
         seed: int,
     ) -> None:
         self.binding, self.evaluation, self.seed = binding, problem.target_validation, seed
-        self.criterion = Criterion(self.evaluation.directions)
+        self.criterion = Criterion(search_directions(self.evaluation))
+        self._reported = Criterion(reported_directions(self.evaluation))
         self.search_examples = search_examples
-        reader = CostReader(self.evaluation, seed) if adds_up(self.evaluation) else None
+        reader = cost_reader(self.evaluation, seed)
         self._reader = reader
         self._can_race = reader is not None and reader.falls_with_costs
         self._turn: int | None = None
@@ -68,6 +76,26 @@ class Validator:
         """Fix the values that several metrics are compared with."""
         if len(self.criterion.directions) > 1:
             self.criterion = self.criterion.with_reference(reference)
+        if len(self._reported.directions) > 1:
+            self._reported = self._reported.with_reference(reference)
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether values that several metrics are compared with must still be set."""
+        return self._reported.needs_reference
+
+    @property
+    def reports_otherwise(self) -> bool:
+        """Whether the target is reported in other metrics than searches go by."""
+        return self._reported.directions != self.criterion.directions
+
+    def report(self, metrics: Mapping[str, float]) -> float:
+        """Return the score in the metrics that the target is reported in; −∞ where nothing was measured."""
+        return self._reported.score(metrics) if metrics else -math.inf
+
+    def reported(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Return those of some metrics that the target is reported in."""
+        return {name: value for name, value in metrics.items() if name in self._reported.directions}
 
     def prepare_race(self) -> None:
         """Find out, once and before training, in what turns candidates are raced; any weights will do for that."""
@@ -101,7 +129,7 @@ class Validator:
         return metrics
 
     def score(self, state: State, *, remeasure: bool = True) -> float:
-        """Return the score on all validation examples; a state already measured in this round may be trusted.
+        """Return the score that a search goes by, on all validation examples; what this round measured may be trusted.
 
         Weights that are not finite score −∞, whatever a metric makes of them: the accuracy of NaN is a number.
         """
@@ -110,7 +138,7 @@ class Validator:
         metrics = {} if remeasure else self.known_metrics(state)
         return self.criterion.score(metrics or self.metrics(state))
 
-    def search_score(self, state: State) -> float:
+    def sample_score(self, state: State) -> float:
         """Return the score on the round's sub-sample; a branch whose costs are known is not evaluated again."""
         if not state.is_finite():
             return -math.inf
@@ -119,7 +147,20 @@ class Validator:
             part = ExampleCosts(*(column[self._indices] for column in entry.costs))
             return self.criterion.score(self._reader.values(part))
         self.binding.attach_weights(state)
-        return self.criterion.score(measure(self.binding.model, self.evaluation, indices=self._indices, seed=self.seed))
+        return self.criterion.score(read_metrics(self.binding.model, self.evaluation, self._indices, self.seed)[0])
+
+    def reported_score(self, state: State) -> float:
+        """Return the score in the metrics that the target is reported in, on all validation examples."""
+        if not state.is_finite():
+            return -math.inf
+        return self.report(self.known_metrics(state) or self.metrics(state))
+
+    def with_others(self, state: State, metrics: dict[str, float]) -> dict[str, float]:
+        """Return metrics of a state together with those that their costs do not tell."""
+        if self._reader is None or set(self._reader.metrics) == set(self.evaluation.metrics):
+            return metrics
+        self.binding.attach_weights(state)
+        return {**other_metrics(self.binding.model, self.evaluation, self._reader, self.seed), **metrics}
 
     def note(self, state: State, measurement: Measurement) -> None:
         """Take over what a worker has measured of a state."""
@@ -168,3 +209,80 @@ class Validator:
             if entry is not None and entry.state() is state:
                 return entry
         return None
+
+
+class ValidatedMerge(MergeProblem):
+    """The merge of a round's branches, scored on the target's validation data.
+
+    Args:
+        names: Branch names.
+        blend: Builds combinations of what enters the merge.
+        faults: Why a branch is unusable, by name.
+        validator: Scores states.
+        execution: Measures whole passes of several candidates at once, where it has workers.
+        request: What workers are asked about a combination, without its coefficients.
+
+    Attributes:
+        race: The race over examples, where scores add up over them; None before the search, too.
+        metrics: The metrics of combinations that took a whole pass over all examples.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        blend: Blender,
+        faults: Mapping[str, str],
+        validator: Validator,
+        execution: BranchExecution,
+        request: MeasureRequest,
+    ) -> None:
+        super().__init__(names, faults, on_sample=validator.search_examples is not None)
+        self.blend, self.validator, self.execution, self.request = blend, validator, execution, request
+        self.race: ExampleRace | None = None
+        self.metrics: dict[Coefficients, dict[str, float]] = {}
+        self._has_started = False
+
+    def score_branch(self, index: int) -> float:
+        """Return the score of a branch, which ranking may have measured already."""
+        return self.validator.score(self.blend.states[index], remeasure=False)
+
+    def sample_score_of_branch(self, index: int) -> float:
+        """Return the score of a branch on the round's sub-sample."""
+        return self.validator.sample_score(self.blend.states[index])
+
+    def score(self, coefficients: Coefficients) -> float:
+        """Return the score of a combination on all validation examples."""
+        state = self.blend(coefficients)
+        score = self.validator.score(state, remeasure=state is self.blend.out)
+        self.metrics[coefficients] = self.validator.known_metrics(state)
+        return score
+
+    def enter(self, candidates: Sequence[Coefficients], guides: Sequence[Coefficients]) -> Sequence[Entrant]:
+        """Return entrants that are raced where scores add up over examples, and took a whole pass elsewhere."""
+        if not self._has_started:
+            self._has_started, self.race = True, self.validator.race(self.blend)
+        if self.race is not None:  # in this process: which example is evaluated next depends on the last one
+            return self.race.enter(candidates, guides)
+        if self.execution.workers == 1 or len(candidates) == 1:
+            return [ScoredEntrant(self._whole_pass(coefficients)) for coefficients in candidates]
+        return [ScoredEntrant(score) for score in self._passes_of_workers(candidates)]
+
+    def metrics_of(self, coefficients: Coefficients) -> dict[str, float]:
+        """Return the metrics of the winner as the search has measured them; empty if no branch could be used."""
+        if not any(coefficients):
+            return {}
+        if 1.0 in coefficients:
+            return self.validator.known_metrics(self.blend.states[coefficients.index(1.0)])
+        if coefficients in self.metrics or self.race is None:
+            return self.metrics.get(coefficients, {})
+        return self.validator.with_others(self.blend(coefficients), self.race.metrics(coefficients))
+
+    def _whole_pass(self, coefficients: Coefficients) -> float:
+        return self.validator.sample_score(self.blend(coefficients)) if self.on_sample else self.score(coefficients)
+
+    def _passes_of_workers(self, candidates: Sequence[Coefficients]) -> list[float]:
+        requests = [replace(self.request, coefficients=coefficients) for coefficients in candidates]
+        measured = [each.metrics for each in self.execution.measure(self.blend.states, requests)]
+        if not self.on_sample:
+            self.metrics.update((c, m) for c, m in zip(candidates, measured, strict=True) if m is not None)
+        return [-math.inf if metrics is None else self.validator.criterion.score(metrics) for metrics in measured]

@@ -37,7 +37,15 @@ from forkmerge.problem.definition import Evaluation, Problem
 from forkmerge.problem.example_order import sample_indices
 from forkmerge.problem.metrics import Criterion, ExampleCosts
 from forkmerge.problem.randomness import derive
-from forkmerge.problem.scoring import CostReader, measure, read_metrics
+from forkmerge.problem.scoring import cost_reader, read_metrics
+from forkmerge.problem.search_metric import (
+    SearchedEvaluation,
+    reported_directions,
+    search_directions,
+    searched_by,
+    with_metrics,
+    with_search_metric,
+)
 
 MERGE = "merge"
 """Stands for the round's merge where branches are named."""
@@ -115,9 +123,10 @@ class SavedRound:
                 metric of the data keeps its direction.
             indices: Some of the validation examples only, for search and score.
         """
-        data = evaluation or self.evaluation
+        data = self.evaluation if evaluation is None else self._searched_alike(evaluation)
         if metrics is not None or higher_is_better is not None:
-            data = _measured_by(data, data.metrics if metrics is None else metrics, higher_is_better or {})
+            own = {name: data.metrics[name] for name in reported_directions(data)}
+            data = _measured_by(data, own if metrics is None else metrics, higher_is_better or {})
         merge = self._find(data, indices, search_from(search) or self.search)
         changed = {
             "search": search is not None,
@@ -199,6 +208,11 @@ class SavedRound:
             on_sample = self._scorer(data, sample)
         return find_merge(_ReplayedMerge(self.names, faults, self._scorer(data, indices), on_sample), search)
 
+    def _searched_alike(self, data: Evaluation) -> Evaluation:
+        """Return other data searched by the metric that the run searched by, where it chose one."""
+        own = self.evaluation
+        return with_search_metric(data, own.metrics[own.search_by]) if isinstance(own, SearchedEvaluation) else data
+
     def _unknown(self, branch: str) -> ProblemError:
         return ProblemError(f"round {self.record.index}: " + unknown_name("branch", branch, self.names))
 
@@ -212,8 +226,8 @@ class SavedRound:
     def _scorer(self, data: Evaluation, indices: Sequence[int] | None) -> Any:
         """Return the score of coefficients; what every example costs is found out once where the score adds up."""
         criterion = self.criterion
-        if data.directions != criterion.directions:
-            criterion = Criterion(data.directions)
+        if search_directions(data) != criterion.directions:
+            criterion = Criterion(search_directions(data))
             if criterion.needs_reference:
                 alone = vertices(len(self.names))[self.names.index(self.target_only)]
                 criterion = criterion.with_reference(self._metrics(data, None, alone))
@@ -228,11 +242,12 @@ class SavedRound:
             if indices is None:
                 return metrics
         costs = self._costs[key]
-        if costs is not None:
+        reader = cost_reader(data, self.seed)
+        if costs is not None and reader is not None:
             part = costs if indices is None else ExampleCosts(*(column[list(indices)] for column in costs))
-            return CostReader(data, self.seed).values(part)
+            return reader.values(part)
         binding.attach_weights(self.blend(coefficients))
-        return measure(binding.model, data, indices=indices, seed=self.seed)
+        return read_metrics(binding.model, data, indices, self.seed)[0]
 
 
 class _ReplayedMerge(MergeProblem):
@@ -261,7 +276,7 @@ class _ReplayedMerge(MergeProblem):
 
 def _measured_by(data: Evaluation, metrics: Any, higher_is_better: Mapping[str, bool]) -> Evaluation:
     """Return the same data with other metrics."""
-    other = replace(data, metrics=metrics, higher_is_better={})
+    other = with_metrics(data, metrics, {})
     own = {name: sign > 0 for name, sign in data.directions.items() if name in other.metrics}
     return replace(other, higher_is_better={**own, **higher_is_better})
 
@@ -277,8 +292,8 @@ def open_round(folder: str | os.PathLike[str], recipe: Recipe, index: int) -> Sa
     store = RunFolder.open(folder, lock=False)
     run, record = _finished_round(store, os.fspath(folder), recipe.problem.target, index)
     saved = store.load_branches(index)
-    problem, seed = recipe.problem.sealed(), run.seed
-    settings = recipe.algorithm.settings(problem)
+    seed, settings = run.seed, recipe.algorithm.settings(recipe.problem)
+    problem = searched_by(recipe.problem.sealed(), settings.search_by)
     training = Training(
         recipe.optimizer,
         scheduler=recipe.options.get("scheduler"),
@@ -326,8 +341,8 @@ def _finished_round(store: RunFolder, folder: str, target: str, index: int) -> t
 
 
 def _criterion(problem: Problem, reference: Mapping[str, float] | None, run: Run) -> Criterion:
-    """Return what the run scored merges by."""
-    criterion = Criterion(problem.target_validation.directions)
+    """Return what the run searched merges by."""
+    criterion = Criterion(search_directions(problem.target_validation))
     if not criterion.needs_reference:
         return criterion
     first = run.searched[0].branches

@@ -18,6 +18,7 @@ from forkmerge.problem.error_facts import describe, note_origin
 from forkmerge.problem.exact_sum import rounded
 from forkmerge.problem.metrics import ExampleCosts, MeanCost, NotPerExample, checked_costs, cost_rows, values_of_sums
 from forkmerge.problem.randomness import derive, random_state_kept, set_random_state
+from forkmerge.problem.search_metric import measured_by, search_directions
 
 
 @contextmanager
@@ -110,9 +111,9 @@ class CostReader:
 
     @property
     def falls_with_costs(self) -> bool:
-        """Whether the score of every metric falls as its costs grow, as a race needs."""
-        directions = self.evaluation.directions
-        return all((directions[name] > 0) == metric.complement for name, metric in self.metrics.items())
+        """Whether the score of every metric that a search goes by falls as its costs grow, as a race needs."""
+        directions = search_directions(self.evaluation)
+        return all((sign > 0) == self.metrics[name].complement for name, sign in directions.items())
 
     def read(self, model: nn.Module, order: Sequence[int], start: int = 0, *, is_ready: bool = False) -> ExampleCosts:
         """Return the costs of examples, evaluated in chunks of their order.
@@ -210,6 +211,17 @@ def _concatenate(parts: list[Any]) -> Any:
     return [item for part in parts for item in (part if isinstance(part, list) else [part])]
 
 
+def cost_reader(evaluation: Evaluation, seed: int) -> CostReader | None:
+    """Return what gives the costs of examples where the score that a search goes by adds up over them.
+
+    They are those of all metrics where all add up, and of those that the search goes by elsewhere.
+    """
+    if adds_up(evaluation):
+        return CostReader(evaluation, seed)
+    searched = measured_by(evaluation, search_directions(evaluation))
+    return CostReader(searched, seed) if adds_up(searched) else None
+
+
 def read_metrics(
     model: nn.Module,
     evaluation: Evaluation,
@@ -217,12 +229,25 @@ def read_metrics(
     seed: int,
     reader: CostReader | None = None,
 ) -> tuple[dict[str, float], ExampleCosts | None]:
-    """Return the metrics of a model and, on all examples, their costs where the score adds up."""
-    if indices is None and (reader is not None or adds_up(evaluation)):
-        reader = reader or CostReader(evaluation, seed)
+    """Return the metrics of a model and, on all examples, their costs where the score of a search adds up.
+
+    On some examples only what a search goes by is measured.
+    """
+    if indices is not None:
+        searched = measured_by(evaluation, search_directions(evaluation))
+        return measure(model, searched, indices=indices, seed=seed), None
+    reader = reader or cost_reader(evaluation, seed)
+    if reader is not None:
         try:
             costs = reader.read(model, range(evaluation.size))
-            return reader.values(costs), costs
         except NotPerExample:
             pass
-    return measure(model, evaluation, indices=indices, seed=seed), None
+        else:
+            return {**other_metrics(model, evaluation, reader, seed), **reader.values(costs)}, costs
+    return measure(model, evaluation, seed=seed), None
+
+
+def other_metrics(model: nn.Module, evaluation: Evaluation, reader: CostReader, seed: int) -> dict[str, float]:
+    """Return the metrics of a model that its costs do not tell: those that do not add up."""
+    names = [name for name in evaluation.metrics if name not in reader.metrics]
+    return measure(model, measured_by(evaluation, names), seed=seed) if names else {}

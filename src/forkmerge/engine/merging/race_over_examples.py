@@ -55,6 +55,7 @@ class ExampleRace:
         self.totals = [rounded(column.tolist()) for column in self.counts[self.indices].unbind(1)]
         # From sums of costs over all examples to the score; over some of them, to an upper bound of it.
         self.score = partial(criterion.score_of_sums, reader.metrics, totals=self.totals)
+        self._columns = [at for at, name in enumerate(reader.metrics) if name in criterion.directions]
         self._branch_costs = dict(branch_costs)
         self._entrants: dict[Coefficients, _ExampleEntrant] = {}
         self._orders: dict[tuple[Coefficients, ...], list[int]] = {}
@@ -127,7 +128,7 @@ class ExampleRace:
             return self.indices.tolist()
         # With 0/1 errors most examples tie; the rank also holds the target's probability, which tells them apart and
         # saves up to a quarter of the examples.
-        rank = torch.stack([guide.rank[self.indices] for guide in guides]).sum(0)  # [n, metrics]
+        rank = torch.stack([guide.rank[self.indices] for guide in guides]).sum(0)[:, self._columns]  # [n, metrics]
         if rank.shape[1] > 1:
             # Metrics differ in their units; a mean of 0 belongs to a metric that tells no examples apart.
             rank = (rank / rank.mean(0)).nan_to_num(nan=0.0, posinf=math.inf)
