@@ -18,3 +18,10 @@ def test_methods_lists_every_word_and_method():
     assert (
         "| method | uses | state | passes | memory | target | heads | paper |" in invoke("methods", "--markdown").stdout
     )
+
+
+def test_a_method_is_shown_in_either_flavour():
+    assert invoke("methods", "GCS").stdout.startswith("GCS\n")
+    shown = invoke("methods", "authors_scripts:gcs").stdout
+    assert shown.startswith("GCS(weighted=False)\n")
+    assert "Du et al." in shown

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from torch.nn.functional import cosine_similarity, cross_entropy, kl_div, log_so
 import forkmerge as fm
 from forkmerge.datasets._classify import CropAndFlip
 from forkmerge.datasets.unlabelled import BASELINES, USUAL_SCALES, UnlabelledLosses
+from forkmerge.models import WithTeacher
 from forkmerge.problem.definition import Context
 from unlabelled_images import losses_of, model, prepared, splits
 
@@ -118,3 +121,91 @@ class TestLosses:
             nn.init.normal_(net.teacher.get_submodule("heads.class").weight)
             scaled = losses_of(task, net, images, scales=USUAL_SCALES)
             torch.testing.assert_close(scaled, USUAL_SCALES[task] * losses_of(task, net, images))
+
+
+class Logits(nn.Module):
+    """Two classes with logits (0, w·x), w = (3, 4): every loss can be worked out by hand."""
+
+    def __init__(self, weight: tuple[float, float] = (3.0, 4.0)) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(weight, dtype=torch.float64))
+
+    def forward(self, x: Tensor, task: str) -> Tensor:
+        assert task == "class"
+        logits = x.flatten(1) @ self.weight
+        return torch.stack([torch.zeros_like(logits), logits], 1)
+
+
+@dataclass
+class Views:
+    """Prepared views given beforehand, one after the other."""
+
+    views: list[list[tuple[float, float]]]
+
+    def training(self, images: Tensor, generator: Any) -> Tensor:
+        return torch.tensor(self.views.pop(0), dtype=torch.float64)
+
+
+def loss_by_hand(task: str, net: nn.Module, *views: list[tuple[float, float]], step: int = 0, **options: Any) -> float:
+    images = torch.zeros(len(views[0]), 2)
+    losses = UnlabelledLosses(Views(list(views)), **options)
+    return losses(net, [images], [task], Context(step, 0))[task].item()
+
+
+LN3 = (math.log(3) / 3, 0.0)
+"""A view of logit ln 3: probabilities ¼ and ¾."""
+ZERO = (0.0, 0.0)
+"""A view of logit 0: probabilities ½ and ½."""
+
+
+class TestByHand:
+    """The formulas of the papers on cases that need no computer."""
+
+    def test_pi_model(self) -> None:
+        """Laine and Aila, Algorithm 1: ‖z − z̃‖²/(C |B|) = (1/16 + 1/16)/2 for one image, half of it with a second."""
+        assert loss_by_hand("pi", Logits(), [LN3], [ZERO]) == pytest.approx(1 / 16)
+        assert loss_by_hand("pi", Logits(), [LN3, ZERO], [ZERO, ZERO]) == pytest.approx(1 / 32)
+
+    def test_ramp_up(self) -> None:
+        """Laine and Aila, Section 3: exp(−5 (1 − T)²), e⁻⁵ at the start, e^(−5/4) half way and 1 at the end."""
+        at = {step: loss_by_hand("pi", Logits(), [LN3], [ZERO], step=step, ramp=10) for step in (0, 5, 10, 11)}
+        assert [16 * value for value in at.values()] == pytest.approx([0.006737947, 0.286504797, 1.0, 1.0])
+
+    def test_mean_teacher(self) -> None:
+        """Tarvainen and Valpola, Eq. 1: the teacher, of weights 0, says ½ and ½ wherever the student says ¼ and ¾."""
+        pair = WithTeacher(Logits())
+        pair.teacher.get_buffer("weight").zero_()
+        assert loss_by_hand("mean_teacher", pair, [LN3], [LN3]) == pytest.approx(1 / 16)
+        assert loss_by_hand("mean_teacher", pair, [ZERO], [LN3]) == pytest.approx(0.0)
+
+    def test_vat(self) -> None:
+        """Miyato et al., Algorithm 1: the direction is ±w/‖w‖, so the logit moves from 0 by ε‖w‖ = ln 3, up or down.
+
+        KL((½, ½) ‖ (¼, ¾)) = ½ ln 2 + ½ ln ⅔ = ½ ln 4/3, whichever of the two classes gains.
+        """
+        for images in ([ZERO], [ZERO, ZERO]):
+            value = loss_by_hand("vat", Logits(), images, radius=math.log(3) / 5)
+            assert value == pytest.approx(0.5 * math.log(4 / 3), rel=1e-6)
+
+    def test_vat_away_from_the_middle(self) -> None:
+        """From (¼, ¾) the logit moves to ln 9 or 0, by the sign of the noise: KL to (1/10, 9/10) or (½, ½)."""
+        value = loss_by_hand("vat", Logits(), [LN3], radius=math.log(3) / 5)
+        up = 0.25 * math.log(0.25 / 0.1) + 0.75 * math.log(0.75 / 0.9)
+        down = 0.25 * math.log(0.25 / 0.5) + 0.75 * math.log(0.75 / 0.5)
+        assert min(abs(value - up), abs(value - down)) < 1e-7
+
+    def test_pseudo_label(self) -> None:
+        """Lee, Eq. 15 and 16: −ln 0.99 for an image of logit ln 99; one of probability ¾ is not sure enough."""
+        sure = (math.log(99) / 3, 0.0)
+        assert loss_by_hand("pseudo_label", Logits(), [sure]) == pytest.approx(0.01005033585)
+        assert loss_by_hand("pseudo_label", Logits(), [sure, LN3]) == pytest.approx(0.01005033585 / 2)
+        assert loss_by_hand("pseudo_label", Logits(), [LN3], threshold=0.7) == pytest.approx(-math.log(0.75))
+        assert loss_by_hand("pseudo_label", Logits(), [(-sure[0], 0.0)]) == pytest.approx(0.01005033585), "of any class"
+
+    def test_the_gradient_of_a_pseudo_label_goes_through_the_prediction_alone(self) -> None:
+        """d(−ln σ(w·x))/dw = −(1 − σ) x: −0.01 times ln 99 / 3 in the first component."""
+        net = Logits()
+        sure = (math.log(99) / 3, 0.0)
+        losses = UnlabelledLosses(Views([[sure]]))
+        losses(net, [torch.zeros(1, 2)], ["pseudo_label"], Context(0, 0))["pseudo_label"].backward()
+        assert net.weight.grad.tolist() == pytest.approx([-0.01 * sure[0], 0.0])

@@ -34,6 +34,16 @@ class TestTeacher:
         for name, value in pair.teacher.state_dict().items():
             torch.testing.assert_close(value, expected[name])
 
+    def test_by_hand(self) -> None:
+        """θ′ ← αθ′ + (1 − α)θ with α = 0.9: from 1, past 2 and 3, to 1.1 and 1.29."""
+        student = nn.Linear(1, 1, bias=False)
+        nn.init.ones_(student.weight)
+        pair = WithTeacher(student, decay=0.9)
+        for value, average in ((2.0, 1.1), (3.0, 1.29)):
+            nn.init.constant_(student.weight, value)
+            pair.after_optimizer_step()
+            assert pair.teacher.weight.item() == pytest.approx(average)
+
     def test_no_optimizer_sees_it(self) -> None:
         pair = model()
         assert not list(pair.teacher.parameters())

@@ -12,6 +12,7 @@ from forkmerge.cli.terminal import print_json, say, stdout
 from forkmerge.errors import command
 from forkmerge.experiments.compared_methods import ABOUT
 from forkmerge.methods import method_from, methods_table
+from forkmerge.methods.registry import split_flavour
 from forkmerge.report.table import to_markdown
 
 _BRIEF = ("uses", "target", "passes", "memory")
@@ -44,6 +45,7 @@ def list_methods(*, as_json: bool, markdown: bool) -> None:
 
 
 def show_method(name: str) -> None:
-    """Print a method's documentation."""
+    """Print a method's documentation, and with which options a flavour of it is made."""
     method = method_from(name)
-    say(stdout(), f"{type(method).__name__}\n\n{inspect.getdoc(type(method))}")
+    title = repr(method) if split_flavour(name)[0] else type(method).__name__
+    say(stdout(), f"{title}\n\n{inspect.getdoc(type(method))}")

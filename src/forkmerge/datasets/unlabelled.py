@@ -127,6 +127,9 @@ def pi(losses: UnlabelledLosses, model: nn.Module, images: Tensor, generator: Ge
 def mean_teacher(losses: UnlabelledLosses, model: nn.Module, images: Tensor, generator: Generator) -> Tensor:
     """Mean Teacher: the squared difference of the student's and the teacher's probabilities on two views.
 
+    Note:
+        It is the mean over classes, to which the weight of 8 belongs; Eq. 1 has the squared distance, their sum.
+
     References:
         Tarvainen and Valpola, Mean teachers are better role models, NeurIPS 2017, Eq. 1.
     """

@@ -1,0 +1,142 @@
+"""The slow twin of `fit`: Algorithms 1, 2 and 3 as the paper's text has them, in plain torch.
+
+Of the library it takes nothing but the order of examples and the random states of forward passes, which are functions
+of the seed and the step, and what a problem says: its data, its losses, its metric.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import default_collate
+
+import forkmerge as fm
+from forkmerge.problem.example_order import batch_indices, pick_task
+from forkmerge.problem.randomness import derive, set_random_state
+
+Weights = dict[str, Tensor]
+GRID = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+
+
+@dataclass
+class Naive:
+    """θ*_T, and for every round Λ* and the branches that go on."""
+
+    weights: Weights
+    coefficients: list[dict[str, float]] = field(default_factory=list)
+    kept: list[list[str]] = field(default_factory=list)
+
+
+def combine(branches: Sequence[Weights], coefficients: Sequence[float]) -> Weights:
+    """Σ_b Λ_b θ^b; counters are no parameters and come from the branch of the largest Λ."""
+    heaviest = branches[max(range(len(branches)), key=lambda b: coefficients[b])]
+    merged = {}
+    for name, value in heaviest.items():
+        parts = [c * theta[name] for c, theta in zip(coefficients, branches, strict=True) if c > 0]
+        merged[name] = torch.stack(parts).sum(0) if value.is_floating_point() else value.clone()
+    return merged
+
+
+def grid_search(performance: Callable[[Sequence[float]], float]) -> list[float]:
+    """Algorithm 1: λ* of two branches, of equals the smaller."""
+    best = max(GRID, key=lambda value: performance([1 - value, value]))
+    return [1 - best, best]
+
+
+def greedy_search(performance: Callable[[Sequence[float]], float], count: int) -> list[float]:
+    """Algorithm 3, with the grid of [0, U] in fifths."""
+
+    def normalised(values: Sequence[float]) -> list[float]:
+        return [value / sum(values) for value in values]
+
+    alone = [performance([float(b == only) for b in range(count)]) for only in range(count)]
+    ranked = sorted(range(count), key=lambda b: -alone[b])
+    chosen = [float(b == ranked[0]) for b in range(count)]
+    for already, b in enumerate(ranked[1:], start=1):
+        upper = sum(chosen) / already
+        trials = [[alpha * upper if i == b else value for i, value in enumerate(chosen)] for alpha in GRID]
+        chosen = max(trials, key=lambda values: performance(normalised(values)))
+    return normalised(chosen)
+
+
+def train(
+    model: nn.Module, optimizer: Any, problem: fm.Problem, weights: Mapping[str, float], step: int, seed: int
+) -> None:
+    """θ ← θ − η Σ_k ν_k g_k, or one step on a task that is drawn, where weights are sampling weights."""
+    tasks = [task for task in problem.tasks if weights.get(task, 0) > 0]
+    if sampled := problem.weights == "sampling":
+        tasks = [pick_task(tasks, [weights[task] for task in tasks], seed, step)]
+    optimizer.zero_grad()
+    total: Any = 0.0
+    for name, stream in problem.stream_map.items():
+        here = [task for task in stream.tasks if task in tasks]
+        if here:
+            chosen = batch_indices(len(stream.dataset), stream.batch_size, step, seed, name)
+            batch = default_collate([stream.dataset[int(i)] for i in chosen])
+            set_random_state(derive(seed, name, "forward", step))
+            losses = stream.losses(model, batch, here, fm.Context(step, seed, None))
+            total = total + sum(losses[task] * (1.0 if sampled else weights[task]) for task in here)
+    total.backward()
+    optimizer.step()
+
+
+def naive_forkmerge(
+    problem: fm.Problem,
+    net: Callable[[], nn.Module],
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer],
+    mixtures: Mapping[str, Mapping[str, float]],
+    *,
+    steps: int,
+    interval: int,
+    seed: int = 0,
+    prune_to: int | None = None,
+    prune_after: int = 1,
+    always_kept: str | None = None,
+    replay: Naive | None = None,
+) -> Naive:
+    """Algorithm 2 (Algorithm 1 for two branches), pruned once; with `replay`, the Λ of another run and no search."""
+    set_random_state(derive(seed, "model"))
+    first = net()
+    models = {name: copy.deepcopy(first).train() for name in mixtures}
+    optimizers = {name: optimizer(model) for name, model in models.items()}
+    judge, validation = copy.deepcopy(first).eval(), problem.target_validation
+    result, examples = Naive({}), default_collate(list(validation.dataset))
+    (metric,) = validation.metrics.values()
+    for t in range(0, steps, interval):
+        for name, model in models.items():
+            for step in range(t, min(t + interval, steps)):
+                train(model, optimizers[name], problem, mixtures[name], step, seed)
+        thetas = [model.state_dict() for model in models.values()]
+
+        def performance(coefficients: Sequence[float], thetas: Sequence[Weights] = thetas) -> float:
+            judge.load_state_dict(combine(thetas, coefficients))
+            with torch.no_grad():
+                return float(metric(*validation.predict(judge, examples)))
+
+        if replay is not None:
+            found = list(replay.coefficients[t // interval].values())
+        elif len(models) == 1:
+            found = [1.0]
+        else:
+            found = grid_search(performance) if len(models) == 2 else greedy_search(performance, len(models))
+        merged = combine(thetas, found)
+        for model in models.values():
+            model.load_state_dict(merged)
+        shares = dict(zip(models, found, strict=True))
+        if replay is not None:
+            left = replay.kept[t // interval]
+        elif prune_to is not None and t // interval + 1 == prune_after:
+            ranked = sorted(models, key=lambda name: (name != always_kept, -shares[name]))
+            left = [name for name in ranked if name == always_kept or shares[name] > 0][:prune_to]
+        else:
+            left = list(models)
+        models = {name: model for name, model in models.items() if name in left}
+        result.coefficients.append(shares)
+        result.kept.append(list(models))
+        result.weights = merged
+    return result

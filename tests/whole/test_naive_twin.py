@@ -1,0 +1,133 @@
+"""`fit` against Algorithms 1, 2 and 3 of the paper written down in plain torch, from the paper's text alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+import forkmerge as fm
+from forkmerge.problem.randomness import random_state_kept
+from naive_forkmerge import Naive, naive_forkmerge
+from problems import (
+    ADAM,
+    SGD,
+    TASKS,
+    DomainLoss,
+    conv_net,
+    examples,
+    fit,
+    minus_loss,
+    noisy_net,
+    plain_net,
+    predict_target,
+    shared_losses,
+    tied_net,
+)
+
+NESTEROV = fm.OptimizerOf("SGD", lr=0.2, momentum=0.9, nesterov=True, weight_decay=1e-3)
+TWO = {"alone": {"tgt": 1.0}, "joint": {"tgt": 1.0, "aux": 1.0, "odd": 1.0}}
+THREE = {"alone": {"tgt": 1.0}, "aux": {"tgt": 1.0, "aux": 1.0}, "odd": {"tgt": 1.0, "odd": 1.0}}
+ANY = {"odd first": {"tgt": 0.5, "odd": 2.0}, **THREE, "all": {"tgt": 1.0, "aux": 0.7, "odd": 0.2}}
+SAMPLED = {"alone": {"tgt": 1.0}, "joint": {"tgt": 1.0, "aux": 0.5, "odd": 0.5}}
+
+
+def precise(count: int, seed: int) -> TensorDataset:
+    inputs, labels = examples(count, seed)
+    return TensorDataset(inputs.double(), labels)
+
+
+def problem(kind: str = "shared", **options: Any) -> fm.Problem:
+    """The problems of the tests in double precision, so that nothing but the order of sums differs."""
+    streams: Any = {"all": fm.Stream(precise(16, 1), shared_losses, TASKS, 8)}
+    if kind == "domains":
+        streams = [fm.Stream(precise(20 + 10 * i, 10 + i), DomainLoss(task), task, 8) for i, task in enumerate(TASKS)]
+    return fm.Problem("tgt", streams, fm.Evaluation(precise(24, 2), minus_loss, predict_target), **options)
+
+
+def both(
+    mixtures: Any, net: Any = noisy_net, optimizer: Any = SGD, on: fm.Problem | None = None, **options: Any
+) -> tuple[Any, Naive]:
+    """The run of `fit` and its twin."""
+    steps, interval, seed = options.pop("steps", 14), options.pop("interval", 4), options.pop("seed", 0)
+    on = on or problem()
+
+    def double_net() -> Any:
+        return net().double()
+
+    algorithm = fm.ForkMerge.paper(mixtures=mixtures, interval=interval, **options)
+    run = fit(algorithm, on, double_net, optimizer=optimizer, steps=steps, seed=seed)
+    keeps, refit = options.pop("prune_keeps", "largest"), options.pop("refit", False)
+    with random_state_kept():
+        common = {"steps": steps, "interval": interval, "seed": seed}
+        kept = "alone" if keeps == "target" else None
+        twin = naive_forkmerge(on, double_net, optimizer, mixtures, always_kept=kept, **common, **options)
+        if refit:
+            union = on.with_validation_labels()
+            again = naive_forkmerge(union, double_net, optimizer, mixtures, replay=twin, **common)
+            twin = Naive(again.weights, twin.coefficients + again.coefficients, twin.kept + again.kept)
+    return run, twin
+
+
+def assert_same(run: Any, twin: Naive) -> None:
+    """Alike to rounding, and bit for bit where every merge is a single branch: there nothing is summed."""
+    assert [r.kept for r in run.rounds] == twin.kept
+    for ended, expected in zip(run.rounds, twin.coefficients, strict=True):
+        assert ended.coefficients == pytest.approx(expected, abs=1e-12)
+    weights = run.model.state_dict()
+    assert list(weights) == list(twin.weights)
+    is_single = all(max(shares.values()) == 1.0 for shares in twin.coefficients)
+    precision = {"rtol": 0.0, "atol": 0.0} if is_single else {"rtol": 1e-11, "atol": 1e-13}
+    for name, value in twin.weights.items():
+        torch.testing.assert_close(weights[name], value, **precision, msg=name)
+
+
+@pytest.mark.parametrize("net", [plain_net, noisy_net, conv_net, tied_net])
+@pytest.mark.parametrize("optimizer", [SGD, NESTEROV, ADAM], ids=["momentum", "nesterov", "adam"])
+@pytest.mark.parametrize("mixtures", [TWO, THREE, ANY], ids=["two", "three", "any"])
+def test_fit_is_the_papers_algorithm(mixtures: Any, optimizer: Any, net: Any) -> None:
+    assert_same(*both(mixtures, net, optimizer))
+
+
+def test_merges_of_all_kinds_occur() -> None:
+    """Else the comparison above would show little: of several branches, of one, and with every λ between."""
+    found = [tuple(c.values()) for seed in range(3) for c in both(TWO, seed=seed)[1].coefficients]
+    assert {1.0, 0.0} < {round(share, 6) for shares in found for share in shares}
+    several = [c for seed in range(3) for c in both(THREE, seed=seed)[1].coefficients]
+    assert max(sum(share > 0 for share in shares.values()) for shares in several) >= 2
+
+
+@pytest.mark.parametrize("keeps", ["largest", "target"])
+@pytest.mark.parametrize("after", [1, 2])
+def test_pruning_keeps_the_same_branches(keeps: str, after: int) -> None:
+    left = set()
+    for seed in range(4):
+        run, twin = both(ANY, interval=3, seed=seed, prune_to=2, prune_after=after, prune_keeps=keeps)
+        assert_same(run, twin)
+        left.add(tuple(twin.kept[-1]))
+    assert len(left) > 1, "always the same branches would show little"
+    assert all(("alone" in names) for names in left) == (keeps == "target")
+
+
+@pytest.mark.parametrize("optimizer", [SGD, ADAM], ids=["momentum", "adam"])
+@pytest.mark.parametrize("options", [{}, {"prune_to": 2}, {"prune_to": 2, "prune_keeps": "target"}])
+def test_a_refit_replays_the_merges_on_all_labels(optimizer: Any, options: dict[str, Any]) -> None:
+    assert_same(*both(THREE, optimizer=optimizer, refit=True, seed=2, **options))
+
+
+@pytest.mark.parametrize("net", [plain_net, noisy_net])
+@pytest.mark.parametrize(("weights", "mixtures"), [("loss", THREE), ("sampling", SAMPLED), ("sampling", THREE)])
+def test_tasks_with_inputs_of_their_own(weights: str, mixtures: Any, net: Any) -> None:
+    assert_same(*both(mixtures, net, on=problem("domains", weights=weights)))
+
+
+def test_the_twin_notices_a_difference() -> None:
+    """One other coefficient in the first round, and nothing is the same any more."""
+    run, twin = both(TWO)
+    wrong = Naive({}, [{"alone": 0.9, "joint": 0.1}, *twin.coefficients[1:]], twin.kept)
+    with random_state_kept():
+        again = naive_forkmerge(problem(), lambda: noisy_net().double(), SGD, TWO, steps=14, interval=4, replay=wrong)
+    with pytest.raises(AssertionError):
+        assert_same(run, again)
