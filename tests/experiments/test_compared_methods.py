@@ -122,11 +122,11 @@ def test_what_a_word_fixes_is_not_tuned():
 
 def test_the_authors_scripts_run_every_method_their_way_and_return_the_best_model():
     words = [method.word for method in compared_methods_from("authors_scripts")]
-    assert words == [f"authors_scripts:{word}" for word in PAPER]
+    assert words == ["stl[select=best]", *(f"authors_scripts:{word}" for word in PAPER[1:])]
     assert compared_methods_from("originals") == compared_methods_from("paper")
     built = {m.label: m.algorithm(recipe(), refit=False) for m in compared_methods_from("authors_scripts")}
     assert {algorithm.select for algorithm in built.values()} == {"best"}
-    assert built["STL, authors' scripts"] == fm.SingleTask(recipe().algorithm.interval, "best")
+    assert built["STL[select=best]"] == fm.SingleTask(recipe().algorithm.interval, "best")
     assert built["GCS, authors' scripts"].method == fm.methods.GCS(weighted=False)
     merged = built["ForkMerge, authors' scripts"]
     assert (merged.checkpoint, merged.search) == ("best_so_far", fm.Greedy())
@@ -143,3 +143,12 @@ def test_a_flavour_stands_before_any_word_and_options_follow_it():
 def test_what_the_scripts_do_not_have_is_refused(word):
     with pytest.raises(fm.ConfigError, match=r"is not in the authors' scripts"):
         compared_method_from(f"authors_scripts:{word}")
+
+
+def test_the_authors_scripts_are_compared_with_single_task_training_that_returns_its_best_model_too():
+    planned = plan_comparison("compare_problem:recipe", methods="authors_scripts")
+    references = {word: own[""] for word, own in planned.references.items()}
+    joint = [f"authors_scripts:{word}" for word in PAPER[1:-1]]
+    assert {references[word] for word in joint} == {"stl[select=best]"}
+    assert references["authors_scripts:forkmerge"] == "stl[interval=1,select=best]", "branches may stop in any step"
+    assert [method.word for method in planned.methods].count("stl[select=best]") == 1

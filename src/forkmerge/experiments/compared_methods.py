@@ -178,6 +178,8 @@ def _without_options(word: str) -> ComparedMethod:
     method = _without_flavour(name)
     if flavour == "originals":
         return method
+    if method.word == BASELINE:
+        return compared_method_from(f"{BASELINE}[select=best]")  # what the others are compared with, then
     if method.base == "recipe" or method.count > 1 or str(method.method).startswith(TORCHJD):
         raise ConfigError(f"--methods: {name!r} is not in the authors' scripts: write it without {flavour}:.")
     named = None if method.method is None else f"{flavour}:{method.method}"
