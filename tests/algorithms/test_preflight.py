@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import TensorDataset
+from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset
 
 import forkmerge as fm
 from _asserts import assert_same_bits
@@ -20,6 +20,7 @@ from problems import (
     minus_loss,
     noisy_net,
     plain_net,
+    predict_target,
     problem_with,
     seeded,
     shared_losses,
@@ -93,6 +94,34 @@ class TestLosses:
         inputs, labels = examples(16, 1)
         dataset = TensorDataset(inputs, labels + 7)
         refused("a label in the first batch of stream 'all' is [789], for which", None, shared_problem(dataset))
+
+    @pytest.mark.parametrize("label", [7, -3])
+    @pytest.mark.parametrize("form", ["tensors", "subset", "joined", "stacked"])
+    def test_a_label_out_of_range_anywhere_in_tensors(self, refused: Refuse, label: int, form: str) -> None:
+        inputs, labels = examples(400, 1)
+        labels[5, 0] = -100  # a missing one is fine
+        labels[397, 0] = label
+        dataset: Any = TensorDataset(inputs, labels)
+        if form == "subset":
+            dataset = Subset(TensorDataset(inputs.flip(0), labels.flip(0)), list(range(399, -1, -1)))
+        elif form == "joined":
+            halves = (TensorDataset(inputs[part], labels[part]) for part in (slice(None, 90), slice(90, None)))
+            dataset = ConcatDataset(list(halves))
+        elif form == "stacked":
+            dataset = StackDataset(inputs, labels)
+        refused(f"the label of example 397 of stream 'all' is {label}, for which", None, shared_problem(dataset))
+
+    def test_labels_that_are_missing_or_the_last_class_are_no_error(self) -> None:
+        inputs, labels = examples(40, 1)
+        labels[3], labels[4] = -100, 2
+        fit(fm.ForkMerge(interval=4), shared_problem(TensorDataset(inputs, labels)))
+
+    def test_a_label_out_of_range_anywhere_in_validation_tensors(self, refused: Refuse) -> None:
+        inputs, labels = examples(40, 2)
+        labels[33, 0] = 9
+        validation = fm.Evaluation(TensorDataset(inputs, labels), fm.accuracy, predict_target)
+        problem = shared_problem(validation=validation)
+        refused("example 33 of the validation data of 'tgt' has the label 9, for which the model has no", None, problem)
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.int16])
     def test_labels_of_the_wrong_type(self, refused: Refuse, dtype: torch.dtype) -> None:

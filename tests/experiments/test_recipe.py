@@ -126,3 +126,8 @@ def test_development_puts_a_part_of_the_training_data_in_the_place_of_the_test_d
     (kept,), (all_examples,) = (made.stream_map.values() for made in (problem, plain))
     assert len(test.dataset) + len(kept.dataset) == len(all_examples.dataset)
     assert torch.equal(test.dataset[0][0], plain.for_development().evaluations("test")["tgt"].dataset[0][0])
+
+
+def test_development_is_true_or_false() -> None:
+    with pytest.raises(fm.ConfigError, match="development must be true or false, got 'maybe'"):
+        fm.load_recipe("compare_problem:recipe", {"development": "maybe"})

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import forkmerge as fm
 from problems import DATA, evaluation, fit, problem_with, shared_losses, shared_problem
@@ -171,3 +171,21 @@ class TestDirections:
     def test_an_evaluation_without_metrics_is_refused(self) -> None:
         with pytest.raises(fm.ProblemError, match="at least one metric"):
             evaluation(metrics={})
+
+
+def test_a_loader_in_the_place_of_as_training_is_refused() -> None:
+    dataset = TensorDataset(torch.zeros(4, 1), torch.zeros(4))
+    with pytest.raises(fm.ProblemError, match="as_training of an evaluation needs a data set and got a DataLoader"):
+        fm.Evaluation(dataset, fm.accuracy, as_training=DataLoader(dataset))
+
+
+def test_what_is_no_stream_no_data_set_and_no_direction_is_refused() -> None:
+    dataset = TensorDataset(torch.zeros(4, 1), torch.zeros(4))
+    with pytest.raises(fm.ProblemError, match=r"streams must be .* got TensorDataset: wrap the data set"):
+        fm.Problem("tgt", {"all": dataset}, evaluation())  # type: ignore[dict-item]
+    with pytest.raises(fm.ProblemError, match="needs a data set and got 2 tensors: wrap them in a TensorDataset"):
+        fm.Stream(dataset.tensors, shared_losses, ("tgt",), 4)  # type: ignore[arg-type]
+    with pytest.raises(fm.ProblemError, match=r"an evaluation needs a map-style data set .* got NoneType"):
+        fm.Evaluation(None, fm.accuracy)  # type: ignore[arg-type]
+    with pytest.raises(fm.ProblemError, match="higher_is_better of metric 'm' must be True or False, got 'no'"):
+        fm.Evaluation(dataset, {"m": fm.accuracy}, higher_is_better={"m": "no"})  # type: ignore[dict-item]

@@ -9,7 +9,8 @@ import torch
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 import forkmerge as fm
-from forkmerge.problem.split_dataset import join, part
+from forkmerge.errors import facts_of
+from forkmerge.problem.split_dataset import join, part, size_of
 
 
 def rows(dataset: object) -> list[float]:
@@ -45,3 +46,13 @@ def test_what_is_no_data_set_is_refused_by_name(kind: str) -> None:
         make(DataLoader(TensorDataset(torch.zeros(4))))
     with pytest.raises(fm.ProblemError, match=r"needs a data set and got 'train\.csv': read it first"):
         make("train.csv")
+
+
+def test_a_length_that_fails_says_whose_it_is() -> None:
+    class Unreadable(TensorDataset):
+        def __len__(self) -> int:
+            raise OSError("no index")
+
+    with pytest.raises(OSError, match="no index") as caught:
+        size_of(Unreadable(torch.zeros(3)))
+    assert any("__len__ of a data set of type Unreadable" in fact for fact in facts_of(caught.value))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +19,8 @@ from forkmerge.errors import ProblemError, unknown_name
 from forkmerge.problem.batches import batches
 from forkmerge.problem.definition import Context, Problem, Stream
 from forkmerge.problem.error_facts import note_origin
-from forkmerge.problem.metrics import Criterion
+from forkmerge.problem.labels import MISSING, example_with, extreme_examples, refused_label
+from forkmerge.problem.metrics import Criterion, accuracy
 from forkmerge.problem.randomness import derive, random_state_kept, set_random_state
 from forkmerge.problem.scoring import cost_reader, device_of, measure, modes_kept
 from forkmerge.problem.search_metric import reported_directions, search_directions
@@ -78,12 +81,40 @@ def check_run(problem: Problem, model: nn.Module, training: Training, settings: 
 
 def check_metrics(problem: Problem, model: nn.Module, seed: int) -> None:
     """Measure the target once: a metric that fails, or gives no number, should do so now."""
+    check_classes(problem, model, seed)
     for name, value in measure(model, problem.target_validation, seed=seed).items():
         if math.isnan(value):
             raise ProblemError(
                 f"metric {name!r} of the target {problem.target!r} is NaN before any training, so nothing could be "
                 "chosen by it: look for NaN in the validation data, or for examples without labels."
             )
+
+
+def check_classes(problem: Problem, model: nn.Module, seed: int) -> None:
+    """Refuse validation labels that accuracy could only count as errors, where they stand in tensors."""
+    evaluation = problem.target_validation
+    extremes = extreme_examples(evaluation.dataset)
+    if not extremes or not any(metric is accuracy for metric in evaluation.metrics.values()):
+        return
+    outside: list[tuple[int, int]] = []  # examples and their labels
+
+    def look(predictions: Any, targets: Any) -> float:
+        classes = predictions.shape[-1]
+        if predictions.shape[:-1] == targets.shape and classes > 1 and len(targets) == len(extremes):
+            is_outside = ((targets < 0) | (targets >= classes)) & (targets != MISSING)
+            outside.extend((int(at[0]), int(targets[tuple(at)])) for at in is_outside.nonzero()[:1])
+        return 0.0
+
+    part = replace(
+        evaluation, dataset=Subset(evaluation.dataset, extremes), metrics={"look": look}, higher_is_better={}
+    )
+    with suppress(Exception):  # the metrics themselves are measured next, on all examples, and say more of it
+        measure(model, part, seed=seed)
+    for row, label in outside:
+        raise ProblemError(
+            f"example {extremes[row]} of the validation data of {problem.target!r} has the label {label}, for which "
+            f"the model has no class: {_CLASSES}."
+        )
 
 
 def check_method(problem: Problem, training: Training, mixtures: list[Mixture]) -> None:
@@ -119,13 +150,17 @@ def check_stream(
     if not tasks:
         return
     device, batch = device_of(model), None
-    try:
-        batch = next(batches(name, stream, [0], seed, device))
+    cuts: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def losses_of(batch: Any) -> Any:
         set_random_state(derive(seed, name, "check"))
         with modes_kept(model), training.autocast(device):
             model.train()
-            cuts: list[tuple[torch.Tensor, torch.Tensor]] = []
-            losses = stream.losses(model, batch, tasks, Context(0, seed, cuts))
+            return stream.losses(model, batch, tasks, Context(0, seed, cuts))
+
+    try:
+        batch = next(batches(name, stream, [0], seed, device))
+        losses = losses_of(batch)
     except Exception as error:
         if (advice := _label_advice(name, error)) is not None:
             raise ProblemError(advice) from error
@@ -138,6 +173,7 @@ def check_stream(
             "per channel there: use a batch size of at least 2, or another normalisation."
         ) from None
     check_losses(name, tasks, losses)
+    check_labels(name, stream, losses_of, seed, device)
     if training.compared_at != "parameters" and training.method is not None and not cuts:
         raise ProblemError(
             f"gradients={training.compared_at!r} needs a declared one, and the losses of stream {name!r} declare none: "
@@ -145,23 +181,61 @@ def check_stream(
         )
 
 
-_OUT_OF_RANGE = re.compile(r"Target (-?\d+) is out of bounds")
+_CLASSES = "classes count from 0, and the head needs one output for each; mark missing labels by -100"
 _WRONG_TYPE = re.compile(r"expected (?:scalar type|target dtype to be) Long\b.* (?:found|got) (\w+)", re.IGNORECASE)
 
 
-def _label_advice(name: str, error: Exception) -> str | None:
+def _label_advice(name: str, error: Exception, example: str = "a label in the first batch") -> str | None:
     """Say in the user's words what torch's losses say of labels; None of any other error."""
-    if match := _OUT_OF_RANGE.search(str(error)):
-        return (
-            f"a label in the first batch of stream {name!r} is {match[1]}, for which the model has no class: classes "
-            "count from 0, and the head needs one output for each; mark missing labels by -100."
-        )
+    if (label := refused_label(error)) is not None:
+        return f"{example} of stream {name!r} is {label}, for which the model has no class: {_CLASSES}."
     if match := _WRONG_TYPE.search(str(error)):
         return (
             f"labels of stream {name!r} have type {match[1].lower()}, but the loss wants classes as "
             "integers: convert them with .long()."
         )
     return None
+
+
+def check_labels(name: str, stream: Stream, losses: Callable[[Any], Any], seed: int, device: torch.device) -> None:
+    """Compute the losses of the least and the greatest labels, where all stand in tensors and can be looked through.
+
+    Args:
+        name: The stream's name.
+        stream: The stream.
+        losses: From a batch to its losses.
+        seed: The run's seed.
+        device: Where batches go.
+    """
+    extremes = extreme_examples(stream.dataset)
+    for start in range(0, len(extremes), stream.batch_size):
+        chosen = extremes[start : start + stream.batch_size]
+        filled = (chosen * stream.batch_size)[: stream.batch_size]  # batches of the usual size
+        part = replace(stream, dataset=Subset(stream.dataset, filled))
+        try:
+            losses(next(batches(name, part, [0], seed, device)))
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)  # where labels are refused some time after the call
+        except Exception as error:  # any other is one of steps to come, which say more of it
+            if "device-side assert" in str(error):
+                raise ProblemError(
+                    f"the GPU refuses one of the examples {', '.join(map(str, chosen))} of stream {name!r}, which hold "
+                    f"the least and the greatest labels: {_CLASSES}."
+                ) from error
+            label = refused_label(error)
+            example = None if label is None else _example_with(label, stream, chosen)
+            if label is not None and example is not None:
+                raise ProblemError(_label_advice(name, error, f"the label of example {example}") or "") from error
+
+
+def _example_with(label: int, stream: Stream, examples: Sequence[int]) -> int | None:
+    alike = (index for index in examples if example_with(label, _columns(stream.dataset[index]), [index]) is not None)
+    return next(alike, None)
+
+
+def _columns(example: Any) -> list[torch.Tensor]:
+    members = example.values() if isinstance(example, Mapping) else example
+    return [member.reshape(1, -1) for member in members if isinstance(member, torch.Tensor)]
 
 
 def check_union(problem: Problem, model: nn.Module, training: Training, seed: int) -> None:

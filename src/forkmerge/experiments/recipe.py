@@ -166,6 +166,8 @@ def _override(recipe: Recipe, settings: Mapping[str, Any]) -> Recipe:
     options = dict(recipe.options)
     if "target" in settings:
         changes["problem"] = recipe.problem.with_target(settings["target"])
+    if not isinstance(settings.get("development", False), bool):
+        raise ConfigError(f"development must be true or false, got {settings['development']!r}.")
     if settings.get("development"):
         changes["problem"] = changes.get("problem", recipe.problem).for_development()
     if "hold_out" in settings:

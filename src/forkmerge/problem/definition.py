@@ -168,10 +168,16 @@ class Evaluation:
         if not self.metrics:
             raise ProblemError("an evaluation needs at least one metric.")
         check_dataset("an evaluation", self.dataset)
+        if not hasattr(self.dataset, "__getitem__"):
+            kind = type(self.dataset).__name__
+            raise ProblemError(f"an evaluation needs a map-style data set (__len__ and __getitem__), got {kind}.")
+        check_dataset("as_training of an evaluation", self.as_training)
         check_count("the batch size of an evaluation", self.batch_size)
-        for name in self.higher_is_better:
+        for name, said in self.higher_is_better.items():
             if name not in self.metrics:
                 raise ProblemError("higher_is_better: " + unknown_name("metric", name, self.metrics))
+            if not isinstance(said, bool):
+                raise ProblemError(f"higher_is_better of metric {name!r} must be True or False, got {said!r}.")
         for name, metric in self.metrics.items():
             if not isinstance(metric, Metric) and not callable(metric):
                 raise ProblemError(f"metric {name!r} must be a torchmetrics object or a callable, got {metric!r}.")
@@ -325,9 +331,15 @@ def check_task_weights(problem: Problem, name: str, task_weights: Mapping[str, f
 
 
 def _by_name(streams: Mapping[str, Stream] | Sequence[Stream] | Stream) -> dict[str, Stream]:
-    if isinstance(streams, Mapping):
-        return dict(streams)
     several = [streams] if isinstance(streams, Stream) else streams
+    for item in several.values() if isinstance(several, Mapping) else several:
+        if not isinstance(item, Stream):
+            raise ProblemError(
+                f"streams must be {{name: Stream}} or a list of Streams, got {type(item).__name__}: wrap the data set, "
+                "e.g. Stream(dataset, losses, tasks, batch_size=64)."
+            )
+    if isinstance(several, Mapping):
+        return dict(several)
     named = {"+".join(stream.tasks): stream for stream in several}
     if len(named) != len(several):
         raise ProblemError("two streams serve the same tasks: pass streams as {name: stream}.")

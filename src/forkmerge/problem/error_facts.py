@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from forkmerge.errors import add_fact, facts_of
+from forkmerge.problem.labels import example_with, refused_label
 
 _SHOWN = 8  # examples, columns or keys of a batch
 
@@ -23,7 +24,11 @@ def note_origin(error: BaseException, origin: str, *, batch: Any = None, example
         return
     parts = [f"in {origin}"]
     if examples is not None:
-        parts.append(f"examples {_listed(list(examples))}")
+        shown = list(examples)
+        label = refused_label(error)
+        culprit = None if label is None or batch is None else example_with(label, batch, shown)
+        parts += [f"example {culprit} has the label {label}"] if culprit is not None else []
+        parts.append(f"examples {_listed(shown)}")
     if batch is not None:
         parts.append(f"the batch is {describe(batch)}")
     add_fact(error, "; ".join(parts))

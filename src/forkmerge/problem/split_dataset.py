@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
-from forkmerge.errors import ProblemError
+from forkmerge.errors import ProblemError, add_fact
 
 
 def size_of(dataset: Dataset[Any]) -> int:
@@ -18,6 +18,9 @@ def size_of(dataset: Dataset[Any]) -> int:
         return len(dataset)  # type: ignore[arg-type]  # Dataset does not promise __len__; map-style ones have it
     except TypeError:
         raise ProblemError(f"a data set of type {type(dataset).__name__} has no length: add __len__.") from None
+    except Exception as error:
+        add_fact(error, f"in __len__ of a data set of type {type(dataset).__name__}")
+        raise
 
 
 def check_dataset(user: str, dataset: object) -> None:
@@ -27,6 +30,8 @@ def check_dataset(user: str, dataset: object) -> None:
             f"{user} needs a data set and got a DataLoader, whose order cannot be a function of the step: pass "
             "loader.dataset, and its batch_size and collate_fn as options."
         )
+    if isinstance(dataset, tuple | list) and dataset and all(isinstance(member, Tensor) for member in dataset):
+        raise ProblemError(f"{user} needs a data set and got {len(dataset)} tensors: wrap them in a TensorDataset.")
     if isinstance(dataset, str | bytes | Path):
         raise ProblemError(f"{user} needs a data set and got {dataset!r}: read it first.")
 

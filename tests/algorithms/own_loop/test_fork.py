@@ -384,9 +384,22 @@ class TestStateDicts:
                 forked.load_state_dict(foreign)
         model = seeded(plain_net)
         other = fm.fork(model, sgd(model), BRANCHES).state_dict()
+        with pytest.raises(
+            fm.ProblemError, match=r"another model: parameter 'body.1.weight' is missing in it and \[8\]"
+        ):
+            forked.load_state_dict(other)
+        del other["parameters"]  # as of an earlier version
         with pytest.raises(fm.ProblemError, match=r"branch 'alone' is that of another model: it has \d+ parameters"):
             forked.load_state_dict(other)
         assert same_bits(branch_bits(forked)["joint"], before["joint"])
+
+    def test_a_state_of_other_shapes_is_refused_also_where_rows_are_padded_to_one_size(self) -> None:
+        forks = []
+        for width in (4, 5):
+            model = torch.nn.Linear(width, 3)
+            forks.append(fm.fork(model, sgd(model), BRANCHES))
+        with pytest.raises(fm.ProblemError, match=r"another model: parameter 'weight' is \[3, 5\] in it and \[3, 4\]"):
+            forks[0].load_state_dict(forks[1].state_dict())
 
 
 class TestBadBranches:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+from typing import Any
 
 import pytest
 import torch
@@ -50,3 +51,17 @@ def test_what_only_the_later_state_has_is_named() -> None:
 def test_the_example_in_the_docstring_holds() -> None:
     result = doctest.testmod(state_dicts)
     assert (result.attempted > 0, result.failed) == (True, 0)
+
+
+@pytest.mark.parametrize(
+    ("states", "coefficients", "message"),
+    [
+        ({"a": torch.nn.Linear(2, 1)}, {"a": 1.0}, r"state of branch 'a' must be a model's state_dict\(\).*got Linear"),
+        ({"a": {"state": {}, "param_groups": []}}, {"a": 1.0}, "state of branch 'a' must be a model's"),
+        ([{}], [1.0], "merge_states takes .* got list and list"),
+        ({}, {}, "merge_states takes .* got none and none"),
+    ],
+)
+def test_what_are_no_state_dicts_is_refused(states: Any, coefficients: Any, message: str) -> None:
+    with pytest.raises(fm.ProblemError, match=message):
+        fm.merge_states(states, coefficients)

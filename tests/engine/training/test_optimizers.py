@@ -89,3 +89,17 @@ def test_a_scheduler_that_moves_once_per_epoch_resumes_to_the_same_bits() -> Non
 def test_a_scheduler_cannot_move_every_so_often(every: Any) -> None:
     with pytest.raises(fm.ProblemError, match="a scheduler moves every so many steps, such as 2500 or '5%'"):
         fm.SchedulerOf("CosineAnnealingLR", every=every, T_max=4)
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        (fm.OptimizerOf("SGD", lr="x"), r"SGD\(lr='x'\) cannot be made: lr must be a number, got 'x'"),
+        (fm.OptimizerOf("Adam", weight_decay="y"), "weight_decay must be a number, got 'y'"),
+        (fm.OptimizerOf("SGD", lr=float("nan")), "lr must be finite"),
+        (fm.OptimizerOf("SGD", lr=-1), "Invalid learning rate: -1"),
+    ],
+)
+def test_text_in_the_place_of_a_number_is_named(factory: Any, message: str) -> None:
+    with pytest.raises(fm.ProblemError, match=message):
+        factory(torch.nn.Linear(2, 1))

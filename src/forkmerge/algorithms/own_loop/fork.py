@@ -205,11 +205,13 @@ class Fork:
             for branch in self
         }
         merged = {"state": self._merged.weights().to_value(), "buffers": self._buffers_of(self._merged)}
-        return {"branches": branches, "merged": merged, "watch": asdict(self._watch)}
+        signature = self._first._binding.layout.signature
+        return {"branches": branches, "merged": merged, "watch": asdict(self._watch), "parameters": signature}
 
     def load_state_dict(self, value: Mapping[str, Any]) -> None:
         """Go on from where `state_dict` was taken, in a fork of the same model with the same branches."""
-        check_state_dict(value, {name: branch._state for name, branch in self._branches.items()})
+        own = {name: branch._state for name, branch in self._branches.items()}
+        check_state_dict(value, own, self._first._binding.layout.signature)
         loaders = LoaderList()
         for name, branch in self._branches.items():
             stored = value["branches"][name]

@@ -89,7 +89,7 @@ class ScoreWatch:
             )
 
 
-def check_state_dict(value: object, own: Mapping[str, State]) -> None:
+def check_state_dict(value: object, own: Mapping[str, State], signature: dict[str, list[int]]) -> None:
     """Refuse what is not the state of a fork of the same model with the same branches."""
     parts = [value.get(key) for key in ("branches", "merged")] if isinstance(value, Mapping) else [None]
     branches = parts[0]
@@ -97,6 +97,15 @@ def check_state_dict(value: object, own: Mapping[str, State]) -> None:
         raise ProblemError(
             "this is not a fork's state: load_state_dict takes what state_dict of a fork gave, not that of a model or "
             "an optimizer."
+        )
+    assert isinstance(value, Mapping)
+    stored_signature = value.get("parameters", signature)  # which earlier versions did not write
+    if stored_signature != signature:
+        keys = (key for key in (*stored_signature, *signature) if stored_signature.get(key) != signature.get(key))
+        key = next(keys, "their order")
+        shapes = [each.get(key, "missing") for each in (stored_signature, signature)]
+        raise ProblemError(
+            f"the state is that of another model: parameter {key!r} is {shapes[0]} in it and {shapes[1]} in this fork."
         )
     if list(branches) != list(own):
         raise ProblemError(f"the state has branches {', '.join(branches)}, this fork {', '.join(own)}.")

@@ -11,6 +11,10 @@ from forkmerge.engine.merging.arithmetic import merge_tensors
 from forkmerge.errors import ProblemError
 
 
+def _described(value: object) -> str:
+    return "none" if isinstance(value, Mapping) and not value else type(value).__name__
+
+
 def merge_states(states: Mapping[str, Mapping[str, Tensor]], coefficients: Mapping[str, float]) -> dict[str, Tensor]:
     """Merge plain state dicts, `{branch: model.state_dict()}`, without forking anything.
 
@@ -20,6 +24,17 @@ def merge_states(states: Mapping[str, Mapping[str, Tensor]], coefficients: Mappi
         >>> fm.merge_states({"a": a, "b": b}, {"a": 0.75, "b": 0.25})["w"].item()
         0.25
     """
+    if not isinstance(states, Mapping) or not isinstance(coefficients, Mapping) or not states:
+        raise ProblemError(
+            "merge_states takes {branch: model.state_dict()} and {branch: coefficient}, "
+            f"got {_described(states)} and {_described(coefficients)}."
+        )
+    for name, state in states.items():
+        if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
+            kind = type(state).__name__
+            raise ProblemError(
+                f"the state of branch {name!r} must be a model's state_dict(), tensors by name, got {kind}."
+            )
     names = list(states)
     if set(names) != set(coefficients):
         raise ProblemError(f"coefficients are for {sorted(coefficients)}, but the states are {sorted(names)}.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -14,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from forkmerge.errors import ProblemError, is_count, is_number, unknown_name
 
+_NUMBERS = ("int", "float", "<class 'int'>", "<class 'float'>")  # annotations
 _SHARE = re.compile(r"(\d+(?:\.\d+)?)%")
 
 
@@ -30,11 +32,25 @@ class _Factory:
 
     def made(self, first: Any) -> Any:
         """Return an object of the class; what it refuses is said in one sentence, by the name of the class."""
+        for name, value in self.options.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ProblemError(f"{self!r} cannot be made: {name} must be finite.")
         try:
             return self.kind(first, **self.options)
         except (TypeError, ValueError) as error:
+            text = next((name for name, value in self.options.items() if self._wants_number(name, value)), None)
+            if isinstance(error, TypeError) and text is not None:
+                wanted = f"{text} must be a number, got {self.options[text]!r}"
+                raise ProblemError(f"{self!r} cannot be made: {wanted}.") from error
             reason = str(error).replace(f"{self.kind.__name__}.__init__() ", "").rstrip(".")
             raise ProblemError(f"{self!r} cannot be made: {reason}.") from error
+
+    def _wants_number(self, name: str, value: Any) -> bool:
+        """Whether text stands where the class wants a number."""
+        parameter = inspect.signature(self.kind).parameters.get(name)
+        if not isinstance(value, str) or parameter is None:
+            return False
+        return is_number(parameter.default) or str(parameter.annotation) in _NUMBERS
 
     def __repr__(self) -> str:
         options = ", ".join(f"{key}={value!r}" for key, value in self.options.items())

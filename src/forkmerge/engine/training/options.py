@@ -86,9 +86,10 @@ class Training:
 
     def __post_init__(self) -> None:
         if not callable(self.optimizer):
+            got = repr(self.optimizer) if isinstance(self.optimizer, str) else type(self.optimizer).__name__
             raise ProblemError(
                 f"optimizer must be a function of the model that returns an optimizer, such as "
-                f"OptimizerOf('Adam', lr=1e-3), got {self.optimizer!r}."
+                f"OptimizerOf('Adam', lr=1e-3), got {got}."
             )
         if self.precision not in ("float32", "bfloat16", "float16"):
             raise ProblemError(f"precision must be float32, bfloat16 or float16, got {self.precision!r}.")
