@@ -76,6 +76,23 @@ def test_commands_in_the_readme_exist():
     assert set(shown) <= commands
 
 
+def test_pages_examples_and_recipes_call_the_command_by_one_name():
+    """`./run` is for the README, and for what only the repository has: its tests, benchmarks and results."""
+    from typer.main import get_command
+
+    from forkmerge.cli.commands import app
+
+    words = "|".join(get_command(app).commands)
+    files = [
+        path for folder in ("docs", "examples", "recipes") for path in (ROOT / folder).rglob("*") if path.is_file()
+    ]
+    texts = {path: path.read_text("utf-8") for path in files if path.suffix in (".md", ".py", ".toml")}
+    assert len(texts) > 30
+    assert not [path.name for path, text in texts.items() if re.search(rf"\./run ({words})\b", text)]
+    guide = texts[ROOT / "docs" / "guide.md"]
+    assert "`./run …` is the same command" in guide
+
+
 def run_example(example):
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(

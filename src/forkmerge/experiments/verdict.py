@@ -24,7 +24,7 @@ from forkmerge.problem.scoring import measure, read_metrics
 
 _SELECTED = (
     "validation chose among the weights of this run, and not among those of single-task training: stopping early may "
-    "be part of the difference; `compare` chooses alike"
+    "be part of the difference; a comparison chooses alike"
 )
 _GROUPS, _SMALLEST_GROUP = 20, 10  # of examples, where a metric is no mean over them
 
