@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset
 
 from forkmerge.errors import ProblemError, check_count, check_name, is_number, unknown_name
 from forkmerge.problem.error_facts import describe
@@ -100,11 +100,6 @@ class Stream:
         object.__setattr__(self, "tasks", (self.tasks,) if isinstance(self.tasks, str) else tuple(self.tasks))
         served = ", ".join(map(str, self.tasks))
         check_dataset(f"the stream of {served}", self.dataset)
-        if isinstance(self.dataset, IterableDataset) or not hasattr(self.dataset, "__getitem__"):
-            raise ProblemError(
-                f"the stream of {served} has an iterable data set, whose order cannot be a function "
-                "of the step. Pass a map-style data set (__len__ and __getitem__), e.g. a memory map of the rows."
-            )
         try:
             inspect.signature(self.losses).bind(None, None, None, None)
         except TypeError:
@@ -168,10 +163,8 @@ class Evaluation:
         if not self.metrics:
             raise ProblemError("an evaluation needs at least one metric.")
         check_dataset("an evaluation", self.dataset)
-        if not hasattr(self.dataset, "__getitem__"):
-            kind = type(self.dataset).__name__
-            raise ProblemError(f"an evaluation needs a map-style data set (__len__ and __getitem__), got {kind}.")
-        check_dataset("as_training of an evaluation", self.as_training)
+        if self.as_training is not None:
+            check_dataset("as_training of an evaluation", self.as_training)
         check_count("the batch size of an evaluation", self.batch_size)
         for name, said in self.higher_is_better.items():
             if name not in self.metrics:
@@ -334,10 +327,8 @@ def _by_name(streams: Mapping[str, Stream] | Sequence[Stream] | Stream) -> dict[
     several = [streams] if isinstance(streams, Stream) else streams
     for item in several.values() if isinstance(several, Mapping) else several:
         if not isinstance(item, Stream):
-            raise ProblemError(
-                f"streams must be {{name: Stream}} or a list of Streams, got {type(item).__name__}: wrap the data set, "
-                "e.g. Stream(dataset, losses, tasks, batch_size=64)."
-            )
+            got = f"got {type(item).__name__}: wrap the data set, e.g. Stream(dataset, losses, tasks, batch_size=64)"
+            raise ProblemError(f"streams must be {{name: Stream}} or a list of Streams, {got}.")
     if isinstance(several, Mapping):
         return dict(several)
     named = {"+".join(stream.tasks): stream for stream in several}

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from forkmerge.errors import ProblemError, add_fact
 
@@ -34,6 +34,14 @@ def check_dataset(user: str, dataset: object) -> None:
         raise ProblemError(f"{user} needs a data set and got {len(dataset)} tensors: wrap them in a TensorDataset.")
     if isinstance(dataset, str | bytes | Path):
         raise ProblemError(f"{user} needs a data set and got {dataset!r}: read it first.")
+    if isinstance(dataset, IterableDataset):
+        raise ProblemError(
+            f"{user} has an iterable data set, whose order cannot be a function of the step. Pass a map-style data set "
+            "(__len__ and __getitem__), e.g. a memory map of the rows."
+        )
+    if not hasattr(dataset, "__getitem__"):
+        kind = type(dataset).__name__
+        raise ProblemError(f"{user} needs a map-style data set (__len__ and __getitem__), got {kind}.")
 
 
 def part(dataset: Dataset[Any], count: int | None = None) -> tuple[Dataset[Any], Dataset[Any]]:
