@@ -109,6 +109,13 @@ def test_every_interval_that_tuning_may_choose_has_its_reference():
     }
 
 
+def test_where_selection_itself_is_tuned_references_are_those_that_do_not_choose():
+    comparison = planned("ew", tune={"select": ["last", "best"]})
+    assert words(comparison) == ["stl", "stl[select=last]", "stl[select=best]", "ew"]
+    (entry,) = (each for each in comparison.to_json()["methods"] if each["word"] == "ew")
+    assert entry["references"] == {"[select=last]": "stl[select=last]", "[select=best]": "stl[select=best]"}
+
+
 def test_equal_compute_selects_as_the_forkmerge_beside_it():
     names = words(planned("forkmerge[select=best]", equal_compute=True))
     assert names == [
@@ -172,6 +179,7 @@ def test_tables_and_exports_say_which_reference_a_row_has(selected):
         assert not cells["STL"]
         assert not cells["STL[interval=1,select=best]"]
         assert any("same selection" in note for note in table.notes)
+        assert any("is ForkMerge for STL, EW; " in note or "is EW for STL, ForkMerge; " in note for note in table.notes)
     write_tables(selected)
     for name in ("comparison.md", "comparison.csv", "comparison.tex"):
         assert "compared with" in (selected / name).read_text("utf-8")

@@ -42,11 +42,17 @@ def selecting(setting: Mapping[str, Any]) -> str:
     return show_options({key: value for key, value in setting.items() if key in SELECTING})
 
 
-def reference_word(recipe: Recipe, algorithm: Algorithm) -> str:
-    """Return the word of the single-task training whose model is selected as an algorithm's."""
+def reference_word(recipe: Recipe, algorithm: Algorithm, *, is_tuned: bool = False) -> str:
+    """Return the word of the single-task training whose model is selected as an algorithm's.
+
+    Args:
+        recipe: The problem and how it is trained on.
+        algorithm: What is compared.
+        is_tuned: Whether tuning may choose how the baseline's model is selected, so that it is nobody's reference.
+    """
     every = steps_between_choices(algorithm, recipe.steps)
     words = [BASELINE, f"{BASELINE}[select={'last' if every is None else 'best'}]"]
-    for word in words:
+    for word in words[is_tuned:]:
         if steps_between_choices(compared_method_from(word).algorithm(recipe, refit=False), recipe.steps) == every:
             return word
     return f"{BASELINE}[interval={every},select=best]"
@@ -63,13 +69,13 @@ def with_references(
         settings: What tuning tries for a method.
     """
     references: dict[str, dict[str, str]] = {}
+    is_tuned = len({selecting(setting) for setting in settings(methods[0])}) > 1
     for method in methods:
         if method.word == BASELINE:
             continue
         prepared = method.prepare(recipe, refit=False)
-        own = {
-            selecting(each): reference_word(recipe, with_setting(prepared, each).algorithm) for each in settings(method)
-        }
+        algorithms = {selecting(each): with_setting(prepared, each).algorithm for each in settings(method)}
+        own = {key: reference_word(recipe, each, is_tuned=is_tuned) for key, each in algorithms.items()}
         if set(own.values()) != {BASELINE}:
             references[method.word] = own
     added = dict.fromkeys(word for own in references.values() for word in own.values())

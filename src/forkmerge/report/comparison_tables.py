@@ -138,8 +138,7 @@ def reference_notes(summary: Summary) -> list[str]:
     return [
         "compared with: single-task training with the same selection. A method whose model is chosen on validation, "
         'among those of its training (select="best", or checkpoints that are), is compared with single-task training '
-        "whose model is chosen alike, as often: stopping early is not transfer. Methods are others' best only where "
-        "they have the same reference."
+        "whose model is chosen alike, as often: stopping early is not transfer."
     ]
 
 
@@ -205,16 +204,20 @@ def _reading(summary: Summary) -> str:
 
 
 def _rivals(standings: Sequence[Standing]) -> list[str]:
-    rivals = [standing.rival for standing in standings if standing.rival is not None]
-    if not rivals:
+    groups: dict[str, list[str]] = {}
+    for standing in standings:
+        if standing.rival is not None:
+            groups.setdefault(standing.rival, []).append(standing.label)
+    if not groups:
         return []
-    leader = max(dict.fromkeys(rivals), key=rivals.count)
-    others = [standing for standing in standings if standing.rival not in (leader, None)]
-    exception = f"; for {others[0].label} itself it is {others[0].rival}" if others else ""
-    return [
-        f"The best other method, by its mean here, is {leader}{exception}. It was picked by the numbers it is compared "
-        "with, which favours it."
-    ]
+    leader, *others = sorted(groups, key=lambda rival: -len(groups[rival]))  # of equals the first
+    if any(standing.reference not in (None, standings[0].label) for standing in standings):
+        whose = "; ".join(f"{rival} for {', '.join(labels)}" for rival, labels in groups.items())
+        text = f"The best other method with the same reference, by its mean here, is {whose}."
+    else:
+        exception = f"; for {groups[others[0]][0]} itself it is {others[0]}" if others else ""
+        text = f"The best other method, by its mean here, is {leader}{exception}."
+    return [f"{text} It was picked by the numbers it is compared with, which favours it."]
 
 
 def _memory_notes(summary: Summary) -> list[str]:
