@@ -186,6 +186,8 @@ class TestRecipe:
         sizes = {stream.batch_size for stream in recipe.problem.stream_map.values() if target in stream.tasks}
         assert sizes == {facts.batch_size}
         assert repr(recipe.optimizer) == facts.optimizer
+        if isinstance(recipe.algorithm, fm.ForkMerge) and recipe.algorithm.prune_to is not None:
+            assert recipe.algorithm.prune_keeps == "largest", "pruned as the paper says"
         assert repr(recipe.options.get("scheduler")) == facts.scheduler
 
     def test_a_dry_run_trains_two_steps(self, name: str, data: Path) -> None:
