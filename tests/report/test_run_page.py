@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -50,3 +51,17 @@ def test_tasks_are_called_used_or_refused_against_equal_coefficients():
 
 def test_a_page_of_forty_tasks_and_five_hundred_rounds_is_small():
     assert len(to_html(run_page(samples.saved_run(40, 500))).encode()) < 10e6
+
+
+def test_a_falling_validation_curve_is_commented_on_beside_it_in_the_words_of_the_record():
+    saved = samples.saved_run(3, 4)
+    assert saved.run is not None
+    rounds = [replace(r, score=score) for r, score in zip(saved.rounds, (0.5, 0.8, 0.7, 0.6), strict=True)]
+    fallen = replace(saved, run=replace(saved.run, rounds=rounds), rounds=rounds)
+    page = run_page(fallen)
+    assert fallen.run is not None
+    (remark,) = fallen.run.remarks
+    assert 'select="best"' in remark
+    assert page.figures["scores"].caption.lower().endswith(remark.lower())
+    assert remark not in page.notes, "it is said once"
+    assert 'select="best"' not in run_page(samples.saved_run(3, 1)).figures["scores"].caption

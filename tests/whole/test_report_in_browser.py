@@ -6,9 +6,10 @@ import pytest
 
 import report_samples as samples
 from chromium import PROGRAM, Chromium
-from forkmerge.report import Page, Section, to_html
+from forkmerge.report import Page, Section, page_from, to_html
 from forkmerge.report.diagnosis_page import diagnosis_page
 from forkmerge.report.run_page import run_page
+from paths import ROOT
 
 pytest.importorskip("plotly")
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="needs Chromium: apt-get install chromium")
@@ -61,11 +62,67 @@ def test_a_task_named_like_a_script_stays_text(hostile):
     assert hostile.run("document.querySelectorAll('img, [onload], [onerror]').length") == 0
 
 
-@pytest.mark.parametrize("width", [1200, 360])
+CUT = """[...document.querySelectorAll('.plot')].flatMap(plot => {
+    const frame = plot.querySelector('.main-svg').getBoundingClientRect();
+    return [...plot.querySelectorAll('.main-svg text')].filter(text => {
+        const box = text.getBoundingClientRect();
+        const outside = box.left < frame.left - 1 || box.right > frame.right + 1
+            || box.top < frame.top - 1 || box.bottom > frame.bottom + 1;
+        return box.width && outside && !text.closest('.hoverlayer');
+    }).map(text => plot.dataset.figure + ': ' + text.textContent);
+})"""
+"""The texts that reach over the edge of their figure."""
+
+OVERFLOWING = """[...document.querySelectorAll('.table')].filter(table => {
+    const scroll = table.querySelector('.scroll');
+    return scroll.scrollWidth > scroll.clientWidth;
+}).map(table => table.querySelector('h3').textContent)"""
+"""The tables that do not fit."""
+
+
+def resized(tab, width):
+    """Give a page another width, and wait until its figures are drawn for it."""
+    tab.resize(width, 800)
+    tab.wait(f"document.documentElement.clientWidth === {width}")
+    narrow = "[...document.querySelectorAll('.plot')].every(p => p.dataset.narrow === String(p.clientWidth < 480)"
+    tab.wait(f"{narrow} && Math.abs(p.querySelector('.main-svg').clientWidth - p.clientWidth) < 2)")
+
+
+@pytest.mark.parametrize("width", [1280, 400, 360])
 def test_nothing_is_wider_than_the_screen(hostile, width):
-    hostile.resize(width, 800)
-    hostile.wait(f"document.documentElement.clientWidth === {width}")
+    resized(hostile, width)
     hostile.wait(f"document.documentElement.scrollWidth <= {width}")
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+def test_no_label_of_a_figure_is_cut(hostile, width):
+    resized(hostile, width)
+    hostile.wait(f"{CUT}.length === 0", seconds=10)
+    letters = "[...document.querySelectorAll('#figure-many .ytick text')].map(t => t.textContent).join('|')"
+    drawn = hostile.run(letters).replace("\u00a0", " ").replace(" ", "")
+    for name in samples.HOSTILE:
+        assert name.replace(" ", "") in drawn, "all of it is written, over several lines"
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+def test_names_in_tables_are_whole(hostile, width):
+    resized(hostile, width)
+    names = "[...document.querySelectorAll('td:first-child, th, .legend button')]"
+    assert hostile.run(f"{names}.filter(e => e.scrollWidth > e.clientWidth + 1).map(e => e.textContent)") == []
+
+
+def test_the_tables_of_a_diagnosis_fit_a_screen_of_1280_pixels(diagnosis):
+    resized(diagnosis, 1280)
+    assert diagnosis.run(OVERFLOWING) == []
+    assert diagnosis.run(CUT) == []
+
+
+def test_the_tables_of_a_comparison_fit_a_screen_of_1280_pixels(browser, tmp_path):
+    page = page_from(ROOT / "results" / "census.json")
+    tab = opened(browser, tmp_path, page, width=1280)
+    assert tab.run(OVERFLOWING) == []
+    assert tab.run(CUT) == []
+    assert "Costs" in tab.run("[...document.querySelectorAll('.table h3')].map(h => h.textContent)")
 
 
 def test_tables_sort_by_number_and_by_word(diagnosis):

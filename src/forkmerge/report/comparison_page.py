@@ -29,7 +29,14 @@ from forkmerge.experiments.paired_statistics import spread
 from forkmerge.experiments.results_file import read_comparison
 from forkmerge.experiments.run_results import RunResult
 from forkmerge.experiments.summary import Standing, Summary, summarise
-from forkmerge.report.comparison_tables import reference_cells, reference_columns, reference_notes, tables_of
+from forkmerge.report.comparison_tables import (
+    costs_of_methods,
+    gains_over_targets,
+    reference_cells,
+    reference_columns,
+    reference_notes,
+    target_tables,
+)
 from forkmerge.report.figure import Axis, Figure, Heat, Panel, Series
 from forkmerge.report.merge_figures import (
     coefficients_over_rounds,
@@ -55,9 +62,11 @@ def comparison_page(source: Path) -> Page:
     tables: list[Table | Figure] = [verdict_table(summary), change_per_method(summary), *change_matrix(summary)]
     during = {"Learning": _learning(runs, summary), "Merges": [*_merges(runs), *_intervals(results)]}
     sections = [Section("Which method is better", "", tuple(tables))]
-    sections.append(Section("Numbers", "", tuple(tables_of(summary))))
+    sections.append(Section("Numbers", "", (*target_tables(summary), gains_over_targets(summary))))
+    costs: list[Table | Figure] = [costs_of_methods(summary)]
     if any(cost.time for cost in summary.costs.values()):
-        sections.append(Section("Costs", "", (cost_per_method(method_costs(summary)), *_pareto(source, results))))
+        costs += [cost_per_method(method_costs(summary)), *_pareto(source, results)]
+    sections.append(Section("Costs", "", tuple(costs)))
     sections += [Section(title, "", tuple(items)) for title, items in during.items() if items]
     environments = [run.environment for group in runs.values() for run in group if run.environment]
     return Page(
@@ -160,13 +169,13 @@ def change_per_method(summary: Summary) -> Figure:
     pairs = [(s, s.to_baseline) for s in summary.overall if s.to_baseline is not None]
     ranked = sorted(pairs, key=lambda item: -item[1].mean)
     means = numbers(pair.mean for _, pair in ranked)
-    sure = all(pair.low is not None for _, pair in ranked)
+    has_intervals = any(pair.low is not None for _, pair in ranked)
     dots = Series(
         "",
         means,
         tuple(float(position) for position in range(len(ranked))),
-        numbers(pair.low for _, pair in ranked) if sure else (),
-        numbers(pair.high for _, pair in ranked) if sure else (),
+        numbers(pair.low for _, pair in ranked) if has_intervals else (),
+        numbers(pair.high for _, pair in ranked) if has_intervals else (),
         kind="dots",
         values=means,
         texts=tuple(f"{s.label}: {p.wins} won, {p.ties} tied, {p.losses} lost" for s, p in ranked),
@@ -174,8 +183,8 @@ def change_per_method(summary: Summary) -> Figure:
     axis = Axis(f"Δ_m against {summary.compared_with}", is_percent=True)
     caption = (
         f"Mean relative change against {summary.compared_with} over targets and metrics, with the "
-        f"{summary.confidence:.0%} interval over seeds. Right of zero, red: better than training on the "
-        "target alone. Left, blue: worse, which is negative transfer."
+        f"{summary.confidence:.0%} interval over seeds. Right of zero, green and ▲: better than training on the target "
+        "alone. Left, red and ▼: worse, which is negative transfer."
     )
     panel = Panel("", axis, Axis(labels=tuple(standing.label for standing, _ in ranked)), (dots,))
     return Figure("change", "Δ_m of every method", caption, (panel,))
@@ -190,7 +199,7 @@ def change_matrix(summary: Summary) -> list[Figure]:
     changes = {t: {s.label: s.change.mean for s in summary.targets[t] if s.change is not None} for t in targets}
     rows = tuple(numbers(changes[target].get(label) for target in targets) for label in labels)
     heat = Heat(rows, is_gain=True, is_written=len(targets) <= 12)
-    caption = f"Relative change against {summary.compared_with} by target. Blue and −: worse. Red and +: better."
+    caption = f"Relative change against {summary.compared_with} by target. Red and −: worse. Green and +: better."
     panel = Panel("", Axis("target", labels=targets), Axis(labels=labels, is_percent=True), heat=heat)
     return [Figure("targets", "Δ by target", caption, (panel,))]
 

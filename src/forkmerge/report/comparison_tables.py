@@ -57,8 +57,12 @@ def write_tables(out: str | os.PathLike[str]) -> dict[str, Any]:
 
 def tables_of(summary: Summary) -> list[Table]:
     """Return the tables of a comparison."""
-    tables = [_target_table(summary, target) for target in summary.targets]
-    return [*tables, _overall_table(summary)]
+    return [*target_tables(summary), _overall_table(summary)]
+
+
+def target_tables(summary: Summary) -> list[Table]:
+    """Return a table for every target."""
+    return [_target_table(summary, target) for target in summary.targets]
 
 
 def _target_table(summary: Summary, target: str) -> Table:
@@ -91,34 +95,50 @@ def _target_table(summary: Summary, target: str) -> Table:
 
 
 def _overall_table(summary: Summary) -> Table:
+    gains, costs = gains_over_targets(summary), costs_of_methods(summary)
+    rows = tuple((*ours, *theirs[1:]) for ours, theirs in zip(gains.rows, costs.rows, strict=True))
+    columns, notes = (*gains.columns, *costs.columns[1:]), (*gains.notes, *costs.notes)
+    return Table("Δ_m over all targets, and costs", columns, rows, notes)
+
+
+def gains_over_targets(summary: Summary) -> Table:
+    """Return Δ of every target, and Δ_m of all."""
     targets = list(summary.targets) if len(summary.targets) > 1 else []
     rows = []
     for standing in summary.overall:
-        cost = summary.costs[standing.method]
         by_target = [_change(summary.targets[target], standing.method) for target in targets]
         gains = [*by_target, *reference_cells(summary, standing), *_paired_cells(standing)]
-        rows.append([Cell(text=standing.label), *gains, *_cost_cells(cost)])
+        rows.append([Cell(text=standing.label), *gains])
     percent = {"scale": 100.0, "decimals": 2, "signed": True}
     columns = [Column("method", is_words=True), *(Column(f"Δ {target}", **percent) for target in targets)]  # type: ignore[arg-type]
     columns += [*reference_columns(summary), *_paired_columns(summary, "Δ_m")]
-    columns += [Column("B"), Column("Δ_m/(B−1)", **percent)]  # type: ignore[arg-type]
-    columns += [Column("time ×", decimals=2), Column("memory", decimals=1, signed=True, is_neutral=True)]
     notes = [
         f"Δ_m: mean over {len(summary.targets)} target{'s' * (len(summary.targets) != 1)} of Δ, in per cent.",
         _SPLITS[summary.split],
         _reading(summary),
         *reference_notes(summary),
         *_rivals(summary.overall),
-        f"B: branches, or the runs that take their place. time: one run and its tuning, all branches added up, as a "
-        f"ratio to one run of {summary.baseline}. memory: model sizes held beyond those of {summary.baseline}, in "
-        "weights, optimizer states and gradients, activations apart.",
-        *_memory_notes(summary),
     ]
     if summary.equal_labels:
         notes.append("Equal labels: in the end every method was trained on training ∪ validation data of the target.")
     notes += [f"failed: {failure}" for failure in summary.failures]
     best = dict.fromkeys([*range(1, len(targets) + 1), len(targets) + 1 + len(reference_columns(summary))], 1)
-    return Table("Δ_m over all targets, and costs", tuple(columns), _bold(rows, best), tuple(notes))
+    return Table("Δ_m over all targets", tuple(columns), _bold(rows, best), tuple(notes))
+
+
+def costs_of_methods(summary: Summary) -> Table:
+    """Return what every method takes."""
+    rows = [(Cell(text=s.label), *_cost_cells(summary.costs[s.method])) for s in summary.overall]
+    columns = [Column("method", is_words=True), Column("B")]
+    columns += [Column("Δ_m/(B−1)", scale=100.0, decimals=2, signed=True)]
+    columns += [Column("time ×", decimals=2), Column("memory", decimals=1, signed=True, is_neutral=True)]
+    notes = [
+        f"B: branches, or the runs that take their place. time: one run and its tuning, all branches added up, as a "
+        f"ratio to one run of {summary.baseline}. memory: model sizes held beyond those of {summary.baseline}, in "
+        "weights, optimizer states and gradients, activations apart.",
+        *_memory_notes(summary),
+    ]
+    return Table("Costs", tuple(columns), tuple(rows), tuple(notes))
 
 
 def reference_columns(summary: Summary) -> list[Column]:

@@ -51,9 +51,10 @@ class Series:
         low: Lower ends of intervals along the axis of numbers.
         high: Upper ends.
         kind: "line", "steps", "dots" or "bars".
-        values: Gains that colour the points: blue below zero, red above.
+        values: Gains that colour the points: one colour below zero, another above.
         texts: What hovering over a point says besides its numbers.
         labels: What is written beside a point.
+        is_below: Whether that stands below the point instead of above.
         is_shown: Whether it is drawn before somebody clicks on its name.
         is_reference: Whether it is only there to compare with: thin, grey and dashed.
     """
@@ -67,6 +68,7 @@ class Series:
     values: Numbers = ()
     texts: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
+    is_below: bool = False
     is_shown: bool = True
     is_reference: bool = False
 
@@ -79,7 +81,7 @@ class Heat:
         values: By row and column.
         x: Where the columns are, unless the axis names them.
         y: Where the rows are, unless the axis names them.
-        is_gain: Whether zero divides blue from red; otherwise numbers go from light to dark.
+        is_gain: Whether zero divides losses from gains; otherwise numbers go from light to dark.
         is_written: Whether every cell shows its number.
         span: Size of a number that gets the deepest colour, for panels that share a scale; None: the largest.
     """
@@ -136,6 +138,8 @@ class Figure:
         panels: Its panels, side by side.
         before: Names that get their colours first, as in the figure before this one.
         across: Panels of a row on paper.
+        has_paper_colours: Whether gains are red and losses blue, as in the paper's figure that this one reproduces;
+            otherwise losses are red.
     """
 
     name: str
@@ -144,6 +148,7 @@ class Figure:
     panels: tuple[Panel, ...]
     before: tuple[str, ...] = ()
     across: int = 3
+    has_paper_colours: bool = False
 
     @property
     def names(self) -> list[str]:

@@ -19,6 +19,7 @@ from forkmerge.report.figure import Axis, Figure, Heat, Panel, Series
 from forkmerge.report.transfer_figures import band, numbers, rows_if_many, signed
 
 _MOST_SHOWN = 6  # methods whose curves are drawn before somebody asks for the others
+_MOST_WRITTEN, _LONGEST_WRITTEN = 8, 14  # names beside dots, and characters of one
 
 
 def coefficients_over_rounds(histories: Mapping[str, CoefficientHistory]) -> Figure:
@@ -122,19 +123,24 @@ def cost_per_method(costs: Sequence[MethodCost]) -> Figure:
     bars = Series(
         "", numbers(cost.time for cost in timed), tuple(float(i) for i in range(len(timed))), kind="bars", texts=texts
     )
-    panels = [Panel("time", Axis("time, × single-task training"), Axis(labels=labels), (bars,))]
     both = [cost for cost in timed if cost.change is not None]
+    # Beside dots, many names or long ones would cover each other: there the numbers of the rows stand for them.
+    fits = len(both) <= _MOST_WRITTEN and all(len(label) <= _LONGEST_WRITTEN for label in labels)
+    shown = labels if fits or not both else tuple(f"{i} {label}" for i, label in enumerate(labels, 1))
+    panels = [Panel("time", Axis("time, × single-task training"), Axis(labels=shown), (bars,))]
     if both:
         dots = Series(
             "",
             numbers(cost.time for cost in both),
             numbers(cost.change for cost in both),
             kind="dots",
-            labels=tuple(cost.label for cost in both),
+            labels=tuple(cost.label if fits else str(timed.index(cost) + 1) for cost in both),
             texts=tuple(_cost_words(cost) for cost in both),
         )
         panels.append(Panel("gain for the time", Axis("time, ×", is_log=True), Axis("Δ_m", is_percent=True), (dots,)))
     caption = "Seconds of all branches, tuning included, as a ratio to single-task training."
+    if both and not fits:
+        caption += " The numbers beside the dots are those before the names on the left."
     return Figure("cost", "What each method costs", caption, tuple(panels))
 
 
@@ -180,7 +186,9 @@ def combination_gains(mixtures: Sequence[CombinationGains]) -> Figure:
         best = ", ".join(f"{value:.2f} {name}" for name, value in shares if value)
         words.append(f"{best}, {signed(gains.gains[gains.best], '+.4g')}")
     caption = f"Transfer gain of weighted averages of trained models. Best: {'; '.join(words)}."
-    return Figure("mixture", "Mixtures of models", caption, tuple(panels))
+    if any(len(gains.names) > 2 for gains in mixtures):
+        caption += " As in the paper, red is a gain and blue a loss; the numbers of the colour bar have signs."
+    return Figure("mixture", "Mixtures of models", caption, tuple(panels), has_paper_colours=True)
 
 
 def _mixed_two(mixture: CombinationGains) -> Panel:
@@ -199,11 +207,11 @@ def _mixed_three(mixture: CombinationGains) -> Panel:
     dots = Series("gain", x, y, kind="dots", values=numbers(mixture.gains), texts=texts)
     # One by one, so that no line joins them; below or above the corners, where no dot is.
     names = (
-        Series("", (x,), (y + 0.06 if y else -0.13,), labels=(name,), is_reference=True)
+        Series("", (x,), (y + 0.05 if y else -0.05,), labels=(name,), is_below=not y, is_reference=True)
         for name, (x, y) in zip(mixture.names, corners, strict=True)
     )
-    hidden = Axis(is_hidden=True)
-    return Panel("", hidden, hidden, (dots, *names), is_square=True)
+    across, up = Axis(low=-0.3, high=1.3, is_hidden=True), Axis(low=-0.4, high=1.2, is_hidden=True)
+    return Panel("", across, up, (dots, *names), is_square=True)
 
 
 def _inside(corners: Sequence[tuple[float, float]], weights: Sequence[float]) -> tuple[float, float]:
@@ -231,10 +239,8 @@ def loss_plane(planes: Sequence[LossPlane]) -> Figure:
     for plane in planes:
         rows = tuple(numbers(row) for row in plane.losses)
         positions = {**dict(zip(plane.names, plane.corners, strict=True)), **plane.marks}
-        x, y = zip(*positions.values(), strict=True)
-        names = tuple(positions)
-        dots = Series("models", x, y, kind="dots", labels=names, texts=names)
+        dots = tuple(Series(name, (x,), (y,), kind="dots", texts=(name,)) for name, (x, y) in positions.items())
         axis = Axis("distance of parameters")
-        panels.append(Panel("", axis, axis, (dots,), Heat(rows, x=plane.xs, y=plane.ys), is_square=True))
+        panels.append(Panel("", axis, axis, dots, Heat(rows, x=plane.xs, y=plane.ys), is_square=True))
     caption = "The target's validation loss on the plane through three models, by colour; the bar says which is high."
     return Figure("plane", "Loss around three models", caption, tuple(panels))

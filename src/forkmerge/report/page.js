@@ -29,8 +29,12 @@
     return value;
   };
 
+  const isNarrow = (plot) => plot.clientWidth < 480; // names take fewer letters to a line there
   const draw = (plot) => {
-    const { data, layout } = paint(figures[plot.dataset.figure][+plot.dataset.panel]);
+    const shape = paint(figures[plot.dataset.figure][+plot.dataset.panel]);
+    const narrow = isNarrow(plot), data = shape.data, layout = narrow ? shape.narrow : shape.layout;
+    plot.dataset.narrow = narrow;
+    plot.style.minHeight = layout.height + "px";
     const hidden = new Set([...plot.closest("figure").querySelectorAll('[aria-pressed="false"]')].map((b) => b.dataset.series));
     for (const trace of data) if (trace.meta !== undefined) trace.visible = !hidden.has(trace.meta);
     const ink = resolve("$ink"), card = resolve("$card");
@@ -38,7 +42,7 @@
       autosize: true, dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
       margin: { l: 48, r: 12, t: 10, b: 44 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { family: getComputedStyle(document.body).fontFamily, size: 13, color: ink },
-      hoverlabel: { bgcolor: card, bordercolor: resolve("$edge"), font: { color: ink }, namelength: 40 },
+      hoverlabel: { bgcolor: card, bordercolor: resolve("$edge"), font: { color: ink }, namelength: -1 },
       modebar: { bgcolor: "rgba(0,0,0,0)", color: resolve("$muted"), activecolor: ink },
       showlegend: false, bargap: 0.35,
     };
@@ -51,7 +55,15 @@
   };
 
   const plots = [...document.querySelectorAll(".plot")];
-  for (const plot of plots) plot.style.minHeight = (figures[plot.dataset.figure][+plot.dataset.panel].layout.height) + "px";
+  for (const plot of plots) {
+    const { layout, narrow, least } = figures[plot.dataset.figure][+plot.dataset.panel];
+    plot.style.minWidth = least + "px";
+    plot.style.minHeight = (isNarrow(plot) ? narrow : layout).height + "px";
+  }
+  const widths = new ResizeObserver((entries) => {
+    for (const { target } of entries) if (drawn.has(target) && target.dataset.narrow !== String(isNarrow(target))) draw(target);
+  });
+  plots.forEach((plot) => widths.observe(plot));
   const seen = new IntersectionObserver((entries) => {
     for (const entry of entries) if (entry.isIntersecting) { seen.unobserve(entry.target); draw(entry.target); }
   }, { rootMargin: "800px" });

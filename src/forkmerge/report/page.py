@@ -17,28 +17,30 @@ from forkmerge._version import __version__
 from forkmerge.algorithms.table_data import Cell, Column, Table
 from forkmerge.errors import ConfigError
 from forkmerge.report.colours import (
-    DASHES,
+    CHANGES,
+    CHANGES_ON_DARK,
     GAIN,
-    MIDDLE_ON_DARK,
-    NEGATIVE,
-    NEGATIVE_ON_DARK,
+    GAIN_ON_DARK,
+    GLYPHS,
+    LOSS,
+    LOSS_ON_DARK,
     ON_DARK,
-    POSITIVE,
-    POSITIVE_ON_DARK,
+    PAPER,
+    PAPER_ON_DARK,
     SHARE,
+    SHARE_ON_DARK,
     STYLES,
+    style,
 )
 from forkmerge.report.figure import Figure, figure_csv
 from forkmerge.report.plotly_figure import to_plotly
+from forkmerge.report.symbols import SYMBOLS, explained_in, symbols_in
 from forkmerge.report.table import to_csv
 
 _LONGEST_LINE = 40  # characters of a cell that stay on one line
 _SCALES = {
-    "light": {"gain": GAIN, "share": SHARE},
-    "dark": {
-        "gain": ((0.0, NEGATIVE_ON_DARK), (0.5, MIDDLE_ON_DARK), (1.0, POSITIVE_ON_DARK)),
-        "share": ((0.0, "#1B2028"), (1.0, "#7CC4F5")),
-    },
+    "light": {"changes": CHANGES, "paper-scale": PAPER, "share": SHARE},
+    "dark": {"changes": CHANGES_ON_DARK, "paper-scale": PAPER_ON_DARK, "share": SHARE_ON_DARK},
 }
 
 
@@ -100,7 +102,7 @@ def to_html(page: Page) -> str:
         headline=_text(page.headline),
         facts="".join(f"<div><dt>{_text(k)}</dt><dd>{_text(v)}</dd></div>" for k, v in page.facts.items()),
         contents="".join(f'<a href="#s{i}">{_text(s.title)}</a>' for i, s in enumerate(page.sections)),
-        sections="".join(_section(i, section) for i, section in enumerate(page.sections)),
+        sections=_sections(page.sections),
         notes=_list("Notes", page.notes),
         commands=_commands(page.commands or {}),
         configuration=_details("Configuration", page.configuration),
@@ -141,32 +143,49 @@ def _text(value: object) -> str:
 
 def _palette() -> str:
     """Return the colours of both themes as CSS variables."""
-    light = {**{f"c{i}": colour for i, (colour, _) in enumerate(STYLES)}, "negative": NEGATIVE, "positive": POSITIVE}
+    light = {**{f"c{i}": colour for i, (colour, _) in enumerate(STYLES)}, "gain": GAIN, "loss": LOSS}
     dark = {f"c{i}": colour for i, colour in enumerate(ON_DARK)}
-    dark.update(negative=NEGATIVE_ON_DARK, positive=POSITIVE_ON_DARK)
+    dark.update(gain=GAIN_ON_DARK, loss=LOSS_ON_DARK)
     rules = {":root": light, ':root[data-theme="dark"]': dark}
     return "".join(
         f"{where} {{{''.join(f'--{k}:{v};' for k, v in colours.items())}}}\n" for where, colours in rules.items()
     )
 
 
-def _section(index: int, section: Section) -> str:
-    items = "".join(_figure(item) if isinstance(item, Figure) else _table(item) for item in section.items)
-    text = f"<p>{_text(section.text)}</p>" if section.text else ""
-    return f'<section id="s{index}"><h2>{_text(section.title)}</h2>{text}{items}</section>'
+def _sections(sections: Sequence[Section]) -> str:
+    parts, seen = [], set[str]()
+    for index, section in enumerate(sections):
+        text = f"<p>{_text(section.text)}</p>" if section.text else ""
+        parts.append(f'<section id="s{index}"><h2>{_text(section.title)}</h2>{text}')
+        for item in section.items:
+            symbols = [symbol for symbol in symbols_in([section.text, *_words(item)]) if symbol not in seen]
+            seen.update(symbols)
+            new = [f"{symbol}: {SYMBOLS[symbol]}." for symbol in symbols if symbol not in explained_in(_words(item))]
+            parts.append(_figure(item, new) if isinstance(item, Figure) else _table(item, new))
+        parts.append("</section>")
+    return "".join(parts)
 
 
-def _figure(figure: Figure) -> str:
+def _words(item: Table | Figure) -> list[str]:
+    """Return what the library itself wrote into a table or figure, where symbols may stand."""
+    if isinstance(item, Table):
+        return [item.title, *(column.name for column in item.columns), *item.notes]
+    axes = (axis.title for panel in item.panels for axis in (panel.x, panel.y))
+    return [item.title, item.caption, *(panel.title for panel in item.panels), *axes]
+
+
+def _figure(figure: Figure, symbols: Sequence[str] = ()) -> str:
     panels = "".join(
         (f'<div class="panel"><h4>{_text(panel.title)}</h4>' if panel.title else '<div class="panel">')
         + f'<div class="plot" data-figure="{_text(figure.name)}" data-panel="{index}"></div></div>'
         for index, panel in enumerate(figure.panels)
     )
     alone = " alone" if len(figure.panels) == 1 else ""
+    lines = "".join(f"<div>{_text(line)}</div>" for line in symbols)
     return (
         f'<figure id="figure-{_text(figure.name)}"><header><h3>{_text(figure.title)}</h3>'
         f"{_download(figure.name, figure_csv(figure))}</header>{_legend(figure)}"
-        f'<div class="panels{alone}">{panels}</div><figcaption>{_text(figure.caption)}</figcaption></figure>'
+        f'<div class="panels{alone}">{panels}</div><figcaption>{_text(figure.caption)}{lines}</figcaption></figure>'
     )
 
 
@@ -177,11 +196,16 @@ def _legend(figure: Figure) -> str:
     hidden = {series.name for panel in figure.panels for series in panel.series if not series.is_shown}
     buttons = "".join(
         f'<button type="button" data-series="{_text(name)}" aria-pressed="{str(name not in hidden).lower()}">'
-        f'<i class="c{index % len(STYLES)} {DASHES[index // len(STYLES) % len(DASHES)]}"></i>{_text(name)}</button>'
+        f"{_swatch(index)}{_text(name)}</button>"
         for name, index in figure.styles.items()
         if name in names
     )
     return f'<div class="legend">{buttons}</div>'
+
+
+def _swatch(index: int) -> str:
+    _, marker, dash = style(index)
+    return f'<i class="c{index % len(STYLES)} {dash}" data-marker="{GLYPHS[marker]}"></i>'
 
 
 def _download(name: str, text: str) -> str:
@@ -189,21 +213,27 @@ def _download(name: str, text: str) -> str:
     return f'<a class="csv" download="{_text(name)}.csv" href="data:text/csv;charset=utf-8;base64,{data}">CSV</a>'
 
 
-def _table(table: Table) -> str:
-    head = "".join(
-        f'<th{"" if column.is_words else " class=number"}><button type="button">{_text(column.title)}</button></th>'
-        for column in table.columns
-    )
+def _table(table: Table, symbols: Sequence[str] = ()) -> str:
+    head = "".join(_head(column) for column in table.columns)
     rows = "".join(
         "<tr>" + "".join(_cell(*parts) for parts in zip(table.columns, row, texts, strict=True)) + "</tr>"
         for row, texts in zip(table.rows, table.texts(), strict=True)
     )
-    notes = "".join(f"<li>{_text(note)}</li>" for note in table.notes)
+    notes = "".join(f"<li>{_text(note)}</li>" for note in (*symbols, *table.notes))
     return (
         f'<div class="table"><header><h3>{_text(table.title)}</h3>{_download("table", to_csv([table]))}</header>'
         f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
         f"{f'<ul class=notes>{notes}</ul>' if notes else ''}</div>"
     )
+
+
+def _head(column: Column) -> str:
+    meanings = "; ".join(f"{symbol}: {SYMBOLS[symbol]}" for symbol in symbols_in([column.name]))
+    title = f' title="{_text(meanings)}"' if meanings else ""
+    kind = "" if column.is_words else " class=number"
+    # A long name may go on in the next line after "_", but no "w–t–l" is taken apart.
+    shown = _text(column.title).replace("_", "_<wbr>").replace("–", "\u2060–\u2060")
+    return f'<th{kind}><button type="button"{title}>{shown}</button></th>'
 
 
 def _cell(column: Column, cell: Cell, text: str) -> str:
@@ -215,6 +245,10 @@ def _cell(column: Column, cell: Cell, text: str) -> str:
     if column.signed and not column.is_neutral:
         classes += _sign(cell, text)
     shown = _text(text)
+    if cell.value is not None and cell.low is not None:  # the interval goes below the number where there is no room
+        classes.append("split")
+        shown = " ".join(f"<span>{part}</span>" for part in shown.partition(" [")[::2])
+        shown = shown.replace("</span> <span>", "</span> <span>[", 1)
     if column.is_verdict and cell.text in _PILLS:
         sign, kind = _PILLS[cell.text]
         shown = f'<span class="pill {kind}">{sign} {shown}</span>'
@@ -227,25 +261,25 @@ def _cell(column: Column, cell: Cell, text: str) -> str:
 def _sign(cell: Cell, text: str) -> list[str]:
     """Colour a number that has a sign, but not one whose interval holds zero."""
     if cell.low is not None and cell.high is not None:
-        return ["positive"] if cell.low > 0 else ["negative"] if cell.high < 0 else []
-    return {"+": ["positive"], "−": ["negative"]}.get(text[:1], [])
+        return ["gain"] if cell.low > 0 else ["loss"] if cell.high < 0 else []
+    return {"+": ["gain"], "−": ["loss"]}.get(text[:1], [])
 
 
 _PILLS = {
-    "better": ("▲", "positive"),
-    "worse": ("▼", "negative"),
+    "better": ("▲", "gain"),
+    "worse": ("▼", "loss"),
     "no evidence": ("◦", ""),
-    "used": ("▲", "positive"),
+    "used": ("▲", "gain"),
     "hardly used": ("◦", ""),
-    "refused": ("▼", "negative"),
-    "positive": ("▲", "positive"),
-    "weak negative": ("▽", "negative"),
-    "strong negative": ("▼", "negative"),
+    "refused": ("✕", ""),
+    "positive": ("▲", "gain"),
+    "weak negative": ("▽", "loss"),
+    "strong negative": ("▼", "loss"),
     "not enough evidence": ("◦", ""),
-    "use": ("▲", "positive"),
-    "down-weight": ("▽", "negative"),
-    "drop": ("▼", "negative"),
-    "try": ("△", "positive"),
+    "use": ("▲", "gain"),
+    "down-weight": ("▽", "loss"),
+    "drop": ("▼", "loss"),
+    "try": ("△", "gain"),
     "no difference shown": ("◦", ""),
 }
 """Verdicts, each with a sign beside its colour."""

@@ -9,37 +9,58 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from forkmerge.report.colours import DASHES, STYLES
+from forkmerge.report.colours import DASHES, GAIN_MARKER, LEVEL_MARKER, LOSS_MARKER, STYLES
 from forkmerge.report.figure import Axis, Figure, Panel, Series
+from forkmerge.report.label_lines import columns, label_lines
 
 _SYMBOLS = {"o": "circle", "D": "diamond", "s": "square", "X": "x", "^": "triangle-up", "v": "triangle-down"}
-_LONGEST = 28  # characters of a name on an axis; hovering shows all of it
 _DIGITS = 6  # significant ones in the page; the CSV has them all
 _MOST_MARKERS = 60  # points of a line that are marked
 _MOST_UNIFIED = 8  # lines that one hover box can list
 _MOST_NAMES = 60  # names on an axis before they would overlap
-_ROW, _HEIGHT, _SQUARE, _AROUND, _TALLEST, _TRIANGLE = 28, 340, 420, 100, 980, 330  # pixels
+_ROW, _LINE, _HEIGHT, _SQUARE, _AROUND, _TRIANGLE = 28, 17, 340, 460, 100, 245  # pixels
+_COLUMN, _LETTER, _BAR = 34, 7.5, 90  # pixels: a column with a number in it, a letter, a bar of colours and margins
+
+
+@dataclass(frozen=True)
+class _Room:
+    """How many letters a line may have: of names on an axis, and of the titles of both axes."""
+
+    names: int
+    title: int
+    upright: int = 34  # as high as the lowest figures
+
+
+_WIDE, _NARROW = _Room(28, 46), _Room(18, 34)
 
 
 def to_plotly(figure: Figure) -> list[dict[str, Any]]:
-    """Return `{"data": …, "layout": …}` for every panel."""
+    """Return `{"data": …, "layout": …, "narrow": …, "least": …}` for every panel.
+
+    The second layout is for the screen of a phone; `least` are the pixels below which a panel scrolls.
+    """
     styles = figure.styles
-    return [{"data": _traces(panel, styles), "layout": _layout(panel)} for panel in figure.panels]
+    scale = "$paper-scale" if figure.has_paper_colours else "$changes"
+    return [
+        {
+            "data": _traces(panel, styles, scale),
+            "layout": _layout(panel, _WIDE),
+            "narrow": _layout(panel, _NARROW),
+            "least": _least_width(panel),
+        }
+        for panel in figure.panels
+    ]
 
 
-def shorten(text: str, longest: int = _LONGEST) -> str:
-    """Return text of at most `longest` characters."""
-    return text if len(text) <= longest else text[: longest - 1] + "…"
-
-
-def _traces(panel: Panel, styles: dict[str, int]) -> list[dict[str, Any]]:
-    traces = [_heat(panel)] if panel.heat is not None else []
+def _traces(panel: Panel, styles: dict[str, int], scale: str) -> list[dict[str, Any]]:
+    traces = [_heat(panel, scale)] if panel.heat is not None else []
     for series in panel.series:
         if series.kind == "line" and series.low and not panel.is_sideways:
             traces.append(_band(series, _colour(series, styles)))
-        traces.append(_points(panel, series, styles))
+        traces.append(_points(panel, series, styles, scale))
     return traces
 
 
@@ -47,12 +68,12 @@ def _colour(series: Series, styles: dict[str, int]) -> str:
     return "$muted" if series.is_reference else f"$c{styles.get(series.name, 0) % len(STYLES)}"
 
 
-def _points(panel: Panel, series: Series, styles: dict[str, int]) -> dict[str, Any]:
+def _points(panel: Panel, series: Series, styles: dict[str, int], scale: str) -> dict[str, Any]:
     index = 0 if series.is_reference else styles.get(series.name, 0)
     colour = _colour(series, styles)
     trace: dict[str, Any] = {
         "type": "bar" if series.kind == "bars" else "scatter",
-        "name": _safe(series.name),
+        "name": _wrapped(series.name, _WIDE.names),
         "x": _numbers(series.x),
         "y": _numbers(series.y),
         "meta": series.name,
@@ -62,7 +83,7 @@ def _points(panel: Panel, series: Series, styles: dict[str, int]) -> dict[str, A
     }
     marker: dict[str, Any] = {"color": colour}
     if series.values:
-        marker = _gain_marker(panel, series)
+        marker = _gain_marker(panel, series, scale)
     if series.kind == "bars":
         return {**trace, "orientation": "h" if panel.is_sideways else "v", "marker": marker, "textposition": "none"}
     few = len(series.x) <= _MOST_MARKERS and not series.is_reference
@@ -73,6 +94,8 @@ def _points(panel: Panel, series: Series, styles: dict[str, int]) -> dict[str, A
     if many:
         trace["opacity"] = 0.65
     trace["marker"] = {"size": 6 if many else 9, "symbol": _SYMBOLS[STYLES[index % len(STYLES)][1]], **marker}
+    if panel.heat is not None:
+        trace["marker"]["line"] = {"color": "$card", "width": 1.5}
     if series.kind != "dots":
         dash = "dash" if series.is_reference else DASHES[index // len(STYLES) % len(DASHES)]
         shape = "hv" if series.kind == "steps" else "linear"
@@ -80,32 +103,37 @@ def _points(panel: Panel, series: Series, styles: dict[str, int]) -> dict[str, A
     if series.kind == "steps":
         trace.update(fill="tozeroy", fillcolor=f"{colour}~")
     if series.labels:
-        trace.update(text=_texts(series.labels), textposition="top center", textfont={"color": "$ink", "size": 12})
+        trace.update(text=[_wrapped(label, _NARROW.names) for label in series.labels], cliponaxis=False)
+        where = "bottom center" if series.is_below else "top center"
+        trace.update(textposition=where, textfont={"color": "$ink", "size": 12})
     if series.kind == "dots" and series.low:
         trace["error_x" if panel.is_sideways else "error_y"] = _interval(panel, series)
     return trace
 
 
-def _gain_marker(panel: Panel, series: Series) -> dict[str, Any]:
-    """Return markers in blue and red: by sign beside names, by size elsewhere."""
+def _gain_marker(panel: Panel, series: Series, scale: str) -> dict[str, Any]:
+    """Return markers of gains and losses: by sign beside names, by size elsewhere."""
     if panel.is_sideways:
-        return {"color": [_sign_colour(value) for value in series.values]}
+        signs = [_sign(value) for value in series.values]
+        return {"color": [colour for colour, _ in signs], "symbol": [_SYMBOLS[marker] for _, marker in signs]}
     span = max((abs(value) for value in series.values if value is not None), default=0.0) or 1.0
     size = _TRIANGLE / max(math.sqrt(2 * len(series.values)) - 1, 1)  # pixels between two of them in a triangle
-    scale = {
+    cells = {
         "symbol": "hexagon",
         "size": 1.12 * size,
-        "colorscale": "$gain",
+        "colorscale": scale,
         "cmin": -span,
         "cmax": span,
         "showscale": True,
         "line": {"width": 0},
     }
-    return {"color": _numbers(series.values), **scale, "colorbar": _colour_bar(panel)}
+    return {"color": _numbers(series.values), **cells, "colorbar": _colour_bar(panel, is_gain=True)}
 
 
-def _sign_colour(value: float | None) -> str:
-    return "$muted" if not value else "$positive" if value > 0 else "$negative"
+def _sign(value: float | None) -> tuple[str, str]:
+    if not value:
+        return "$muted", LEVEL_MARKER
+    return ("$gain", GAIN_MARKER) if value > 0 else ("$loss", LOSS_MARKER)
 
 
 def _interval(panel: Panel, series: Series) -> dict[str, Any]:
@@ -146,8 +174,8 @@ def _hover(panel: Panel, series: Series) -> dict[str, Any]:
     lines = [f"%{{{value}:{_format(axis)}}}"]
     hover: dict[str, Any] = {}
     if series.low:
-        lines[0] += f" [%{{customdata[0]:{_format(axis)}}}, %{{customdata[1]:{_format(axis)}}}]"
-        hover["customdata"] = list(zip(_numbers(series.low), _numbers(series.high), strict=True))
+        lines[0] += "%{customdata}"
+        hover["customdata"] = [_between(axis, *ends) for ends in zip(series.low, series.high, strict=True)]
     texts = series.texts or tuple(_name_at(names, p) for p in (series.y if panel.is_sideways else series.x))
     if any(texts):
         hover["hovertext"] = _texts(texts)
@@ -157,11 +185,18 @@ def _hover(panel: Panel, series: Series) -> dict[str, Any]:
     return {**hover, "hovertemplate": "<br>".join(lines) + "<extra>%{fullData.name}</extra>"}
 
 
+def _between(axis: Axis, low: float | None, high: float | None) -> str:
+    if low is None or high is None:
+        return ""
+    form = "{:+.2%}" if axis.is_percent else "{:.4g}"
+    return f" [{form.format(low)}, {form.format(high)}]".replace("-", "−")
+
+
 def _name_at(names: Sequence[str], position: float | None) -> str:
     return names[int(position)] if names and position is not None and 0 <= position < len(names) else ""
 
 
-def _heat(panel: Panel) -> dict[str, Any]:
+def _heat(panel: Panel, scale: str) -> dict[str, Any]:
     heat = panel.heat
     assert heat is not None
     sizes = [abs(value) for row in heat.values for value in row if value is not None]
@@ -175,11 +210,11 @@ def _heat(panel: Panel) -> dict[str, Any]:
         "y": list(heat.y) or _texts(panel.y.labels),
         "zmin": -span if heat.is_gain else min(0.0, *sizes) if not heat.y else min(sizes),
         "zmax": span,
-        "colorscale": "$gain" if heat.is_gain else "$share",
+        "colorscale": scale if heat.is_gain else "$share",
         "xgap": 1 if heat.is_written else 0,
         "ygap": 1,
         "hovertemplate": f"%{{y}}<br>%{{x}}<br><b>%{{z:{form}}}</b><extra></extra>",
-        "colorbar": _colour_bar(panel),
+        "colorbar": _colour_bar(panel, heat.is_gain),
         **({"text": _written(panel), "texttemplate": "%{text}"} if heat.is_written else {}),
     }
 
@@ -191,20 +226,45 @@ def _written(panel: Panel) -> list[list[str]]:
     return [["" if v is None else form.format(v).replace("-", "−") for v in row] for row in rows]
 
 
-def _colour_bar(panel: Panel) -> dict[str, Any]:
-    form = _format(panel.y if panel.y.is_percent else Axis())
+def _colour_bar(panel: Panel, is_gain: bool) -> dict[str, Any]:
+    form = _format(panel.y) if panel.y.is_percent else "+.4~g" if is_gain else ".4~g"
     return {"thickness": 10, "outlinewidth": 0, "tickfont": {"color": "$muted"}, "tickformat": form, "len": 0.9}
 
 
-def _layout(panel: Panel) -> dict[str, Any]:
-    rows = len(panel.y.labels)
-    height = min(_ROW * rows + _AROUND, _TALLEST) if rows else _SQUARE if panel.is_square else _HEIGHT
+def _least_width(panel: Panel) -> int:
+    """Return the pixels that the numbers of a heat map need."""
+    if panel.heat is None or not panel.heat.is_written:
+        return 0
+    return round(_COLUMN * len(panel.x.labels) + _LETTER * _longest(panel.y, _NARROW) + _BAR)
+
+
+def _longest(axis: Axis, room: _Room) -> int:
+    """Return the letters of the longest line of an axis's names."""
+    return max((columns(line) for label in axis.labels for line in label_lines(label, room.names)), default=0)
+
+
+def _title_room(panel: Panel, room: _Room) -> int:
+    """Return how long the title below may be: it stands in the middle of what names on the left leave."""
+    return max(room.title - _longest(panel.y, room), 17)
+
+
+def _height(panel: Panel, room: _Room) -> int:
+    if not panel.y.labels:
+        return _SQUARE if panel.is_square else _HEIGHT
+    lines = max(len(label_lines(label, room.names)) for label in panel.y.labels)
+    rows = min(len(panel.y.labels), _MOST_NAMES) * max(_ROW, _LINE * lines + 8)
+    turned = round(_LETTER * _longest(panel.x, room)) if panel.x.labels else 0  # names below stand upright at worst
+    titles = _LINE * (len(label_lines(panel.x.title, _title_room(panel, room))) - 1)
+    return max(rows + _AROUND + turned + titles, 200)
+
+
+def _layout(panel: Panel, room: _Room) -> dict[str, Any]:
     lines = [series for series in panel.series if series.kind in ("line", "steps")]
     unified = lines and len(lines) == len(panel.series) and len(lines) <= _MOST_UNIFIED and not panel.is_sideways
     layout: dict[str, Any] = {
-        "height": max(height, 200),
-        "xaxis": _axis(panel.x, panel),
-        "yaxis": {**_axis(panel.y, panel), **({"autorange": "reversed"} if rows else {})},
+        "height": _height(panel, room),
+        "xaxis": _axis(panel.x, panel, room, _title_room(panel, room)),
+        "yaxis": {**_axis(panel.y, panel, room, room.upright), **({"autorange": "reversed"} if panel.y.labels else {})},
         "hovermode": "x unified" if unified else "closest",
     }
     if panel.is_square:
@@ -213,9 +273,9 @@ def _layout(panel: Panel) -> dict[str, Any]:
     return layout
 
 
-def _axis(axis: Axis, panel: Panel) -> dict[str, Any]:
+def _axis(axis: Axis, panel: Panel, room: _Room, longest: int) -> dict[str, Any]:
     layout: dict[str, Any] = {
-        "title": {"text": _safe(axis.title), "standoff": 12},
+        "title": {"text": _wrapped(axis.title, longest), "standoff": 12, "font": {"size": 14}},
         "automargin": True,
         "gridcolor": "$grid",
         "linecolor": "$grid",
@@ -230,10 +290,10 @@ def _axis(axis: Axis, panel: Panel) -> dict[str, Any]:
     elif axis.labels:
         every = -(-len(axis.labels) // _MOST_NAMES)
         positions = range(0, len(axis.labels), every)
-        shown = [shorten(axis.labels[position]) for position in positions]
+        shown = [_wrapped(axis.labels[position], room.names) for position in positions]
         # A category by its name: plotly would take the place 1 for a category that is called "1".
         marks = _texts(axis.labels[position] for position in positions) if panel.heat else list(positions)
-        layout.update(tickvals=marks, ticktext=_texts(shown), type="category" if panel.heat else "linear")
+        layout.update(tickvals=marks, ticktext=shown, type="category" if panel.heat else "linear")
         if panel.heat is None:
             layout["range"] = [-0.6, len(axis.labels) - 0.4]
     if axis.ticks:
@@ -255,6 +315,10 @@ def _numbers(values: Iterable[float | None]) -> list[float | None]:
 
 def _texts(values: Iterable[str]) -> list[str]:
     return [_safe(value) for value in values]
+
+
+def _wrapped(text: str, longest: int) -> str:
+    return "<br>".join(_texts(label_lines(text, longest)))
 
 
 def _safe(text: str) -> str:

@@ -32,7 +32,7 @@ def run_page(saved: SavedRun) -> Page:
         sections.append(Section("Auxiliary tasks", "", (auxiliaries_table(so_far), *figures)))
     if rounds:
         items: list[Table | Figure] = [
-            scores_over_rounds(rounds),
+            scores_over_rounds(rounds, so_far.remarks),
             *losses_over_rounds(rounds),
             rounds_table(rounds, with_costs=True),
         ]
@@ -43,7 +43,7 @@ def run_page(saved: SavedRun) -> Page:
         headline=_headline(saved, so_far, merged),
         facts=_facts(saved),
         sections=tuple(sections),
-        notes=(*((*run.notes, *run.remarks) if run else ()), *saved.warnings),
+        notes=(*(run.notes if run else ()), *saved.warnings),
         configuration=saved.config,
         environment=run.environment if run else saved.config.get("environment"),
         commands=_commands(saved),
@@ -89,8 +89,8 @@ def auxiliaries_table(run: Run) -> Table:
     return Table("What the merges made of each auxiliary", (*names, *rest), tuple(rows), (note,))
 
 
-def scores_over_rounds(rounds: Sequence[Round]) -> Figure:
-    """Validation score of every merge beside its branches."""
+def scores_over_rounds(rounds: Sequence[Round], remarks: Sequence[str] = ()) -> Figure:
+    """Validation score of every merge beside its branches, and what the record remarks on it."""
     steps = tuple(r.end for r in rounds)
     branches = list(dict.fromkeys(name for r in rounds for name in r.branches))
     if len(branches) == 1:
@@ -109,6 +109,8 @@ def scores_over_rounds(rounds: Sequence[Round]) -> Figure:
     caption = "Validation score of the target at the end of each round."
     if len(branches) > 1:
         caption += " The merge is never below its best branch where all candidates see the same examples."
+    for remark in remarks:
+        caption += f" {remark[0].upper()}{remark[1:]}"
     return Figure("scores", "Validation score", caption, (Panel("", Axis("step"), Axis("score"), tuple(series)),))
 
 

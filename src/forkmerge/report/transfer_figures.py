@@ -49,7 +49,7 @@ def rows_if_many(panel: Panel, *, name: Callable[[float], str] | None = None, is
     Args:
         panel: Of lines, or of steps of one width.
         name: Names the columns; without, they stand where the points do, evenly spaced.
-        is_gain: Whether zero divides blue from red.
+        is_gain: Whether zero divides losses from gains.
     """
     lines = panel.series
     if len(lines) <= MOST_LINES:
@@ -83,7 +83,7 @@ def gain_curve(curves: Sequence[TransferCurve]) -> Figure:
     target = curves[0].target if curves else ""
     many = len(curves) > MOST_LINES
     level = f"{curves[0].confidence:.0%}" if curves else ""
-    legend = "Red is above zero, blue below." if many else f"Bands: {level} intervals over paired seeds."
+    legend = "Green is above zero, red below." if many else f"Bands: {level} intervals over paired seeds."
     caption = (
         f"Transfer gain TG(λ): score of {target} trained with an auxiliary of weight λ minus its score alone. Above "
         f"zero the auxiliary helps. {legend} A {'row' if many else 'curve'} that is negative for every λ > 0 is strong "
@@ -106,10 +106,10 @@ def gain_matrix(matrices: Sequence[TransferMatrix]) -> Figure:
         x, y = Axis("target", labels=matrix.targets), Axis("auxiliary", labels=matrix.auxiliaries)
         panels.append(Panel(title, x, y, heat=heat))
     caption = (
-        "Transfer gain of each auxiliary (row) on each target (column). Blue and − is negative transfer, red and + "
-        "positive; deeper colours are stronger."
+        "Transfer gain of each auxiliary (row) on each target (column). As in the paper, blue and − is negative "
+        "transfer, red and + positive; deeper colours are stronger."
     )
-    return Figure("matrix", "Who helps whom", caption, tuple(panels))
+    return Figure("matrix", "Who helps whom", caption, tuple(panels), has_paper_colours=True)
 
 
 def cosine_distribution(similarities: Sequence[GradientSimilarity]) -> Figure:

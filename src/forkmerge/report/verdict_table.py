@@ -36,15 +36,16 @@ def _explained(diagnosis: Diagnosis) -> tuple[str, ...]:
     confidence = {finding.curve.confidence for finding in diagnosis.findings}
     measured = " or the ".join(_MEASURED[measure] for measure in sorted({f.measure for f in diagnosis.findings}))
     return (
-        f"TG: {' and '.join(sorted(split))} score with the auxiliary minus without it, over paired seeds, with "
-        f"{100 * min(confidence, default=0.95):g}% intervals.",
+        f"TG: transfer gain, the {' and '.join(sorted(split))} score with the auxiliary minus without it, over paired "
+        f"seeds, with {100 * min(confidence, default=0.95):g}% intervals.",
         "Intervals are over seeds, and there is none where seeds show no spread. All runs share one validation set, "
         "whose own sampling error no interval holds.",
         "transfer holds for all λ together (Holm): an auxiliary that does nothing gets a verdict in at most "
         f"{100 * (1 - min(confidence, default=0.95)):.3g}% of cases.",
         "The best λ is chosen by its mean gain, and the interval beside it is not corrected for that choice.",
         "cosine: mean cosine of its gradients with the target's, halfway through the target's own training.",
-        "CSD change: how much less confident the target's predictions are at λ = 1 than without it.",
+        "CSD: confidence score discrepancy, 1 minus the mean confidence on inputs of the target; its change is how "
+        "much less confident predictions are at λ = 1 than without the auxiliary.",
         "ForkMerge's λ: its mean weight in ForkMerge's merges, with one branch per auxiliary.",
         f"short trial: {measured} after a few steps with it.",
     )
