@@ -176,6 +176,13 @@ def section(results: Mapping[str, Any]) -> Section:
             _limits(results),
             "The share counts batches: a probe over one full run per pair and one of the target alone.",
         ],
+        [
+            (
+                "What does advice before training cost, and is it right?",
+                f"{found['share']:.1%} of the compute of training every pair; "
+                + (f"F1 {found['f1 decided']:.2f}" if found["f1 decided"] is not None else "no pair is decided"),
+            )
+        ],
     )
 
 

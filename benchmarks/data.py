@@ -206,7 +206,17 @@ def section(results: Mapping[str, Any]) -> Section:
             "Tensors in the model's memory are cut into batches in place. Image files are decoded once into a memory "
             "map, and read ahead by a thread."
         ],
+        answers=[("How much of a step waits for data?", _waiting(results))],
     )
+
+
+def _waiting(results: Mapping[str, Any]) -> str:
+    """Say what a step waits with the library's batches, and with torch's."""
+    parts = []
+    for name, contenders in results.items():
+        ours, theirs = (contenders[who]["share"]["median"] for who in ("forkmerge", "DataLoader"))
+        parts.append(f"{TITLES[name]}: {ours:.1f}% ({theirs:.1f}%)")
+    return f"{'; '.join(parts)}; in brackets with torch's `DataLoader`"
 
 
 def main(argv: list[str] | None = None) -> None:

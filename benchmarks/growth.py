@@ -229,7 +229,17 @@ def section(results: Mapping[str, Any]) -> Section:
             "included and lowers p.",
             *([_per_branch(results["branches"])] if "branches" in results else []),
         ],
+        [("How do time and memory of a run grow?", _powers(results))],
     )
+
+
+def _powers(results: Mapping[str, Any]) -> str:
+    """Say the powers of the time, and of the memory."""
+    parts = []
+    for what in ("time", "memory"):
+        slopes = [found[what]["slope"] for found in results.values() if what in found]
+        parts.append(f"{what} with powers {min(slopes):.2f} to {max(slopes):.2f}")
+    return f"{', '.join(parts)} of branches, tasks, parameters and validation examples; 1 is linear"
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -144,7 +144,18 @@ def section(results: Mapping[str, Any]) -> Section:
             "one it stays in memory. Temporaries of the optimizer and of convolutions are included: `AdamW` needs two "
             "tensors of the largest layer's size, 0.4 P here."
         ],
+        [("How much memory does a run take, in model sizes?", _sizes(results["cases"]))],
     )
+
+
+def _sizes(cases: Sequence[Mapping[str, Any]]) -> str:
+    """Say what runs with checkpoints hold, by optimizer."""
+    runs = [case for case in cases if case["mode"] == "run"]
+    parts = []
+    for optimizer in dict.fromkeys(case["optimizer"] for case in runs):
+        mine = [f"B={case['branches']} {case['worst']:.1f}" for case in runs if case["optimizer"] == optimizer]
+        parts.append(f"{optimizer}: {', '.join(mine)}")
+    return f"{'; '.join(parts)}, activations apart"
 
 
 def main(argv: Sequence[str] | None = None) -> None:

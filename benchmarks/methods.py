@@ -161,7 +161,22 @@ def section(results: Mapping[str, Any]) -> Section:
             "`mtl_backward` stands beside the methods it has. Gradient methods cost what K products with the encoder "
             "cost; `FAMO` takes one more forward pass, and `AutoLambda` several."
         ],
+        [("What does a step take under other methods?", _worst_steps(results))],
     )
+
+
+def _worst_steps(results: Mapping[str, Any]) -> str:
+    """Say what the slowest methods of both kinds take on the convolutional networks."""
+    parts = []
+    for case, bounds in BOUNDS.items():
+        worst = {}
+        for wanted in bounds:
+            ratios = [r["median"] for name, r in results.get(case, {}).items() if _is_plain(name, wanted)]
+            worst |= {wanted: max(ratios)} if ratios else {}
+        if case in ("conv3", "conv8") and worst:
+            shown = ", ".join(f"{wanted} methods at most {value:.2f}×" for wanted, value in worst.items())
+            parts.append(f"{case[-1]} tasks: {shown}")
+    return f"{'; '.join(parts)}, beside an equal-weight loop by hand"
 
 
 def _is_plain(name: str, wanted: str) -> bool:

@@ -1,4 +1,4 @@
-"""docs/performance.md, made from the JSONs in `results` and from nothing else.
+"""docs/performance.md and its details, made from the JSONs in `results` and from nothing else.
 
 A benchmark says what its JSON means with a function `section(results) -> Section`; one without it is shown as it is.
 """
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "performance.md"
+DETAILS = "performance-details.md"
 ORDER = ("twin", "search", "memory", "parallel", "data", "growth", "methods", "advice", "hops")
 """The benchmarks, in the order of the page; one that has not been run yet is left out."""
 
@@ -67,6 +68,7 @@ class Section:
         tables: The numbers.
         goals: What they should be.
         notes: What a reader should know besides.
+        answers: Questions that a user asks, each with an answer of one line, for the page that comes first.
     """
 
     title: str
@@ -74,12 +76,35 @@ class Section:
     tables: Sequence[Table]
     goals: Sequence[Goal] = ()
     notes: Sequence[str] = field(default_factory=tuple)
+    answers: Sequence[tuple[str, str]] = ()
+
+
+def read(folder: Path) -> tuple[dict[str, Any], dict[str, Section]]:
+    """Return the results in a folder, and what they mean."""
+    found = {name: json.loads(path.read_text("utf-8")) for name in ORDER if (path := folder / f"{name}.json").exists()}
+    return found, {name: section_of(name, whole["results"]) for name, whole in found.items()}
+
+
+def summarise(folder: Path) -> str:
+    """Return the page that comes first: what it costs, in one table."""
+    _, sections = read(folder)
+    rows = [
+        [question, f"{answer} ([more]({DETAILS}#{_anchor(section.title)}))"]
+        for section in sections.values()
+        for question, answer in section.answers
+    ]
+    goals = [goal for section in sections.values() for goal in section.goals]
+    missed = [goal for goal in goals if not goal.is_met]
+    text = f"Of {len(goals)} goals {len(goals) - len(missed)} are met"
+    if missed:
+        text += "; not: " + "; ".join("{}: {}, measured {}".format(*goal.cells()) for goal in missed)
+    lines = ["| question | measured |", "| --- | --- |", *("| " + " | ".join(row) + " |" for row in rows)]
+    return "\n\n".join([_FIRST, "\n".join(lines), f"{text}.", _READING]) + "\n"
 
 
 def render(folder: Path) -> str:
     """Return the page of all results in a folder."""
-    found = {name: json.loads(path.read_text("utf-8")) for name in ORDER if (path := folder / f"{name}.json").exists()}
-    sections = {name: section_of(name, whole["results"]) for name, whole in found.items()}
+    found, sections = read(folder)
     parts = [_INTRODUCTION, *_summary(sections)]
     for name, section in sections.items():
         parts += [f"## {section.title}", section.compares, *map(str, section.tables)]
@@ -112,12 +137,22 @@ def ratio(value: Mapping[str, Any], unit: str = "") -> str:
     return f"{value['median']:.2f}{unit} ({value['low']:.2f}–{value['high']:.2f})"
 
 
-_INTRODUCTION = """# Performance
+_FIRST = """# Performance
 
-What things cost, measured. This page is made from `benchmarks/results/*.json`; do not edit it:
+What does ForkMerge cost, and what is faster than what?"""
+
+_READING = f"""The *branches* B of a run are copies of the model that train one after the other, or at once with worker
+processes: a run takes the time of all of them, and the table says what comes on top. Medians of contenders that take
+turns on one machine: ratios carry over to other machines, seconds do not. Made from `benchmarks/results` by
+`./run bench`; every number, goal and condition: [performance in detail]({DETAILS})."""
+
+_INTRODUCTION = """# Performance in detail
+
+What things cost, measured; in one table: [performance](performance.md). Both pages are made from
+`benchmarks/results/*.json`; do not edit them:
 
 ```bash
-./run bench            # everything, then this page
+./run bench            # everything, then these pages
 ./run bench memory     # one benchmark; ./run bench list names them
 ./run bench --quick    # small versions, to see that they work; they change nothing here
 ```

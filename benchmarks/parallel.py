@@ -187,7 +187,18 @@ def section(results: Mapping[str, Any]) -> Section:
             "per run, the first step included. `full passes` are the four combinations of a grid, on a score that does "
             "not add up over examples. The seeds of `compare` are four runs of 200 steps, timed with starting."
         ],
+        [("What do two cores give?", _gained(results))],
     )
+
+
+def _gained(results: Mapping[str, Any]) -> str:
+    """Say between which factors two workers, and two threads, are faster."""
+    ratios = [each for found in results.values() for what, each in found.items() if what != "start-up"]
+    parts = []
+    for name in (TWO, THREADS):
+        faster = [1 / each[name]["median"] for each in ratios if name in each]
+        parts += [f"{min(faster):.2f} to {max(faster):.2f}× with {name}"] if faster else []
+    return ", ".join(parts)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Runs benchmarks, one process each, and makes docs/performance.md of their results.
+"""Runs benchmarks, one process each, and makes docs/performance.md and its details of their results.
 
     ./run bench [NAME ...] [--quick] [OPTIONS OF A BENCHMARK]
 
@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 from harness import HERE, QUICK, RESULTS, warn_if_busy
-from page import ORDER, PAGE, render
+from page import DETAILS, ORDER, PAGE, render, summarise
 
 _GUESS, _QUICK_GUESS = 300.0, 20.0  # seconds, where no earlier run tells
 
@@ -92,20 +92,28 @@ def duration(seconds: float) -> str:
 
 
 def write_page(folder: Path, page: Path) -> int:
-    """Make the page of the results in a folder."""
-    page.write_text(render(folder), "utf-8")
-    say(f"wrote {os.path.relpath(page)}")
+    """Make the pages of the results in a folder."""
+    for path, text in _made(folder, page).items():
+        path.write_text(text, "utf-8")
+        say(f"wrote {os.path.relpath(path)}")
     return 0
 
 
+def _made(folder: Path, page: Path) -> dict[Path, str]:
+    return {page: summarise(folder), page.with_name(DETAILS): render(folder)}
+
+
 def check_page() -> int:
-    """Say whether the page is what the results say."""
-    found = PAGE.read_text("utf-8") if PAGE.exists() else ""
-    difference = list(difflib.unified_diff(found.splitlines(), render(RESULTS).splitlines(), "page", "results", n=1))
-    if difference:
-        print("\n".join(difference[:40]))
-        say("docs/performance.md is not what the results say: ./run bench page")
-    return 1 if difference else 0
+    """Say whether the pages are what the results say."""
+    stale = 0
+    for path, text in _made(RESULTS, PAGE).items():
+        written = path.read_text("utf-8") if path.exists() else ""
+        difference = list(difflib.unified_diff(written.splitlines(), text.splitlines(), path.name, "results", n=1))
+        if difference:
+            print("\n".join(difference[:40]))
+            say(f"{path.name} is not what the results say: ./run bench page")
+            stale = 1
+    return stale
 
 
 def say(text: str) -> None:

@@ -193,6 +193,13 @@ def section(results: Mapping[str, Any]) -> Section:
             "see [the race](race.md). So no exact search is five times faster where both winners are new, or where "
             "there are many errors.",
         ],
+        [
+            (
+                "Is the search faster than one validation pass per candidate?",
+                ", ".join(f"{level['times faster']['median']:.2f}× at {name}" for name, level in results.items())
+                + ", with the same coefficients",
+            )
+        ],
     )
 
 

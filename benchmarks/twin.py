@@ -186,6 +186,18 @@ def section(results: Mapping[str, Any]) -> Section:
             Goal("whole run, two workers", 2.4, results["with_workers"]["median"], at_least=True, unit="×"),
         ],
         _notes(results),
+        [
+            (
+                "What do merges add to the training of the branches?",
+                f"{overhead['library']['median']:.1f}% of it: ranking, search, merge, checkpoints; a loop in the style "
+                f"of the authors' scripts adds {overhead['twin']['median']:.1f}%",
+            ),
+            (
+                "Is a run faster than such a loop?",
+                f"{results['one_thread']['median']:.2f}× on one thread, {results['with_workers']['median']:.2f}× with "
+                f"{results['workers']} worker processes",
+            ),
+        ],
     )
 
 

@@ -1,8 +1,8 @@
-"""`./run results`: docs/results.md from the records in results/, and from nothing else.
+"""`./run results`: docs/results.md and its details from the records in results/, and from nothing else.
 
-python recipes/page.py             make the page
-python recipes/page.py NAME …      run recipes/small/NAME.toml, or go on with it, keep its records, make the page
-python recipes/page.py --check     say whether the page is what the records give
+python recipes/page.py             make the pages, and the table in README.md
+python recipes/page.py NAME …      run recipes/small/NAME.toml, or go on with it, keep its records, make the pages
+python recipes/page.py --check     say whether they are what the records give
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import fmean
 
 from claims import claims_table
+from overview import meaning, table, tally, with_block
 from setting import Setting, mean, percent, read_settings, show_paired
 
 from forkmerge.report.comparison_tables import tables_of
@@ -22,11 +23,29 @@ from forkmerge.report.table import to_markdown
 
 ROOT = Path(__file__).resolve().parent.parent
 ADVICE = ROOT / "benchmarks" / "results" / "advice.json"
-RECIPES, RECORDS, PAGE = ROOT / "recipes" / "small", ROOT / "results", ROOT / "docs" / "results.md"
+RECIPES, RECORDS = ROOT / "recipes" / "small", ROOT / "results"
+PAGE, DETAILS, README = ROOT / "docs" / "results.md", ROOT / "docs" / "results-details.md", ROOT / "README.md"
 
-_HEAD = """# Results on small real data
+_SUMMARY_HEAD = """# Results on small real data
+
+ForkMerge, in the form that validation chose, against single-task training (STL) and against the best other method of
+each setting, on test data. The best other method was picked by the test numbers it is compared with, which favours it.
+"""
+_READING = """Differences are of Δ_m, in per cent: the mean over targets and metrics of the relative change against
+STL, where + is better; with 95% intervals over paired seeds, which are wide where there are three, and seeds
+won–tied–lost. *win*, *loss*: the interval does not hold zero; *tie*: it does. *steps ×*: training steps of all branches
+over those of one single-task run; other methods take 1. *time ×*: seconds of all branches over STL's, in brackets those
+of the best other method.
+"""
+_MADE = """Made by `./run results` from the records in `results/`; `./run results NAME` runs `recipes/small/NAME.toml`
+again. Every number, target by target, the paper's claims one by one, and how options were chosen:
+[results in detail](results-details.md).
+"""
+
+_HEAD = """# Results in detail
 
 Made by `./run results` from the records in `results/`; `./run results NAME` runs `recipes/small/NAME.toml` again.
+In one table: [results](results.md).
 
 Δ is the mean over a target's metrics of the signed relative change against the mean of single-task training (STL), in
 per cent; Δ_m is its mean over targets. Differences are paired over seeds, with the interval of the paired t at 95%, and
@@ -44,8 +63,18 @@ _STUDIES = """A third of the training data takes the place of the test split, wh
 validation data as always."""
 
 
+def summary_page(settings: Sequence[Setting]) -> str:
+    """Return the page that comes first: one table over all settings, and what it means."""
+    if not settings:
+        return _SUMMARY_HEAD + "\nThere are no records yet.\n"
+    parts = [_SUMMARY_HEAD, *table(settings), "", tally(settings), "", "## What this means for you", ""]
+    return (
+        "\n".join([*parts, " ".join(meaning(settings)), "", "## How to read it", "", _READING, _MADE]).rstrip() + "\n"
+    )
+
+
 def page(settings: Sequence[Setting], studies: Sequence[Setting] = ()) -> str:
-    """Return the text of the page: the comparisons, the paper's claims, and the studies that options were chosen by."""
+    """Return the page of details: the comparisons, the paper's claims, and the studies that options were chosen by."""
     if not settings:
         return _HEAD + "\nThere are no records yet.\n"
     verdicts = [_verdict(setting) for setting in settings if setting.is_about_forkmerge]
@@ -221,20 +250,29 @@ def run(names: Sequence[str]) -> int:
     return worst
 
 
-def _page() -> str:
-    return page(read_settings(RECORDS, ADVICE), read_settings(RECORDS / "development"))
+def _made() -> dict[Path, str]:
+    """Return what every file should hold."""
+    settings = read_settings(RECORDS, ADVICE)
+    return {
+        PAGE: summary_page(settings),
+        DETAILS: page(settings, read_settings(RECORDS / "development")),
+        README: with_block(README.read_text("utf-8"), settings),
+    }
 
 
 def main(words: Sequence[str]) -> int:
     """Do what the words ask for."""
     if list(words) == ["--check"]:
-        same = PAGE.is_file() and PAGE.read_text("utf-8") == _page()
-        print("the page is what the records give" if same else "the page is stale: type ./run results")
-        return 0 if same else 1
+        stale = [path.name for path, text in _made().items() if not path.is_file() or path.read_text("utf-8") != text]
+        print(
+            f"{', '.join(stale)} not as the records give it: type ./run results" if stale else "as the records give it"
+        )
+        return 1 if stale else 0
     status = run(words)
     if status != 2:
-        PAGE.write_text(_page(), "utf-8")
-        print(f"written to {PAGE.relative_to(ROOT)}")
+        for path, text in _made().items():
+            path.write_text(text, "utf-8")
+        print(f"written to {PAGE.relative_to(ROOT)} and {DETAILS.relative_to(ROOT)}")
     return status
 
 

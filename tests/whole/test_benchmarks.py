@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -36,7 +37,7 @@ def shared(monkeypatch):
             del sys.modules[name]
 
 
-def test_the_page_is_what_the_committed_results_say():
+def test_the_pages_are_what_the_committed_results_say():
     done = bench("page", "--check")
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -81,6 +82,24 @@ def test_a_result_nobody_explains_is_shown_as_it_is(shared, tmp_path, monkeypatc
     assert "| a · b | 1.00 (0.50–2.00) |" in text
     assert "| a · c | 3 |" in text
     assert "not_run_yet" not in text
+
+
+def test_the_first_page_is_one_table_of_answers_that_fits_a_screen_and_names_missed_goals(shared, monkeypatch):
+    _, page = shared
+    for name in page.ORDER:  # folders of tests have some of these names, too
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    text = page.summarise(FOLDER / "results")
+    assert len(text.splitlines()) < 30
+    assert text.count("| --- |") == 1
+    _, sections = page.read(FOLDER / "results")
+    for section in sections.values():
+        assert section.answers or section.title == "The way through the files", "a user asks nothing of it"
+        for goal in section.goals:
+            assert (f"{goal.what}: {goal.cells()[1]}" in text) == (not goal.is_met)
+    details = page.render(FOLDER / "results")
+    for anchor in re.findall(r"performance-details\.md#([\w-]+)", text):
+        assert anchor in {page._anchor(section.title) for section in sections.values()}
+    assert all(f"## {section.title}" in details for section in sections.values())
 
 
 def test_a_missed_goal_is_said_plainly(shared):

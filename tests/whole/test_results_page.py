@@ -80,6 +80,7 @@ def scripts(monkeypatch):
     monkeypatch.syspath_prepend(str(FOLDER))
     before = set(sys.modules)
     import claims
+    import overview  # noqa: F401
     import page
     import setting
 
@@ -94,11 +95,80 @@ def verdicts(claims: Any, settings: list[Any]) -> dict[str, str]:
     return {row[0]: row[1] for row in rows}
 
 
-def test_the_committed_page_is_what_the_committed_records_give():
+def test_the_committed_pages_and_the_table_of_the_readme_are_what_the_committed_records_give():
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     command = [sys.executable, str(FOLDER / "page.py"), "--check"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_one_table_says_who_wins_against_single_task_training_and_the_best_other_method(scripts):
+    page, _, setting = scripts
+    good = setting.Setting("good", *made({"stl": 0.0, "ew": 1.0, "forkmerge": 4.0}))
+    level = setting.Setting("level", *made({"stl": 0.0, "ew": 0.02, "forkmerge": 0.02}))
+    bad = setting.Setting("bad", *made({"stl": 0.0, "ew": 3.0, "forkmerge": -3.0}))
+    text = page.summary_page([good, level, bad])
+    rows = {row[0]: row for row in (line.strip("| ").split(" | ") for line in text.splitlines() if line[:2] == "| ")}
+    assert [rows[name][3] for name in ("good", "level", "bad")] == ["win", "tie", "loss"]
+    assert [rows[name][6] for name in ("good", "level", "bad")] == ["win", "tie", "loss"]
+    assert rows["good"][2].startswith("+7.98 [+")
+    assert rows["good"][2].endswith("], 3–0–0")
+    assert rows["good"][4] == "EW"
+    assert "against single-task training ForkMerge wins 1, ties 1 and loses 1" in text
+    assert "ForkMerge hurt the target beyond noise on bad; it helped beyond noise on good" in text
+    only = page.summary_page([level])
+    assert "did not hurt the target beyond noise in any of these 1 settings; it did not help beyond noise" in only
+    assert "There are no records yet." in page.summary_page([])
+
+
+def test_variants_of_a_setting_stand_in_the_table_but_are_not_counted(scripts):
+    page, _, setting = scripts
+    base = setting.Setting("x", *made({"stl": 0.0, "ew": 1.0, "forkmerge": 4.0}))
+    variant = setting.Setting("x_more", *made({"stl": 0.0, "ew": 1.0, "forkmerge": 4.0}), base=base)
+    text = page.summary_page([base, variant])
+    assert "| *x_more* | ForkMerge |" in text
+    assert "Of 1 settings" in text
+
+
+def test_steps_of_all_branches_are_counted_also_after_pruning_and_refits(scripts):
+    import overview
+
+    _, _, setting = scripts
+    plan, results = made({"stl": 0.0, "ew": 1.0, "forkmerge": 2.0}, ("a",))
+    assert overview.steps_ratio(setting.Setting("x", plan, results), "forkmerge") == 2.0
+    names = ["a", "b", "c", "d"]
+    pruned = [
+        replace(o, rounds=[{**r, "branches": dict.fromkeys(names[: 4 - i], 0.5)} for i, r in enumerate(o.rounds)])
+        if o.method == "forkmerge"
+        else o
+        for o in results
+    ]
+    assert overview.steps_ratio(setting.Setting("x", plan, pruned), "forkmerge") == 3.0
+    assert overview.steps_ratio(setting.Setting("x", {**plan, "equal_labels": True}, pruned), "forkmerge") == 6.0
+
+
+def test_the_readme_shows_the_table_between_its_marks_and_nothing_else_changes(scripts):
+    import overview
+
+    _, _, setting = scripts
+    settings = [setting.Setting("x", *made({"stl": 0.0, "ew": 1.0, "forkmerge": 4.0}))]
+    plain = "# Title\n\ntext\n"
+    assert overview.with_block(plain, settings) == plain
+    marked = f"# Title\n\n{overview.BEGIN}\nold\n{overview.END}\n\nend\n"
+    written = overview.with_block(marked, settings)
+    assert written.startswith(f"# Title\n\n{overview.BEGIN}\n\n| setting |")
+    assert written.endswith(f"loses 0.\n\n{overview.END}\n\nend\n")
+    assert "old" not in written
+    assert overview.with_block(written, settings) == written
+
+
+def test_the_readme_that_has_marks_shows_what_the_records_give(scripts):
+    import overview
+
+    _, _, setting = scripts
+    readme = (ROOT / "README.md").read_text("utf-8")
+    assert readme.count(overview.BEGIN) == readme.count(overview.END) <= 1
+    assert overview.with_block(readme, setting.read_settings(ROOT / "results")) == readme, "type ./run results"
 
 
 def test_committed_records_name_no_place_of_a_machine():

@@ -1,0 +1,128 @@
+"""All settings in one table: ForkMerge beside single-task training and the best other method, for the page and README.
+
+README.md shows the table between two lines, `<!-- results:begin -->` and `<!-- results:end -->`; `./run results` writes
+what lies between them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from statistics import fmean
+
+from setting import Setting, percent
+
+from forkmerge.experiments.paired_statistics import Paired
+
+BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
+WIN, TIE, LOSS, UNSURE = "win", "tie", "loss", "one seed"
+_HEAD = (
+    "| setting | form chosen on validation | against STL, % | | best other method | against it, % | | steps × | time × "
+    "(other's) |"
+)
+
+
+def verdict(difference: Paired) -> str:
+    """Return whether a difference is beyond noise: its interval over seeds does not hold zero."""
+    if difference.low is None or difference.high is None:
+        return UNSURE if difference.count < 2 else TIE  # without any spread, seeds agree to the last digit
+    return WIN if difference.low > 0 else LOSS if difference.high < 0 else TIE
+
+
+def compared(settings: Sequence[Setting]) -> list[Setting]:
+    """Return the settings that can be said something about: ForkMerge, single-task training and another method."""
+    return [s for s in settings if s.chosen and s.rival and s.paired(s.chosen, "stl") and s.paired(s.chosen, s.rival)]
+
+
+def steps_ratio(s: Setting, word: str) -> float:
+    """Return the training steps of all branches of a method, as a ratio to those of single-task training.
+
+    With equal labels ForkMerge is trained twice: the refit repeats all rounds on training and validation data.
+    """
+    return fmean(_steps(s, word)) / fmean(_steps(s, "stl"))
+
+
+def _steps(s: Setting, word: str) -> list[float]:
+    totals = []
+    for result in s.finals(word):
+        total, start = 0.0, 0
+        for each in result.rounds:
+            total += (each["end"] - start) * (len(each.get("branches", ())) or result.branches)
+            start = each["end"]
+        total += (result.steps - start) * result.branches
+        totals.append(total * (2 if s.plan.get("equal_labels") and word in s.forms else 1))
+    return totals
+
+
+def table(settings: Sequence[Setting]) -> list[str]:
+    """Return the lines of the table, variants of a setting below it."""
+    lines = [_HEAD, "|---|---|---|---|---|---|---|---|---|"]
+    for s in compared(settings):
+        assert s.chosen is not None
+        assert s.rival is not None
+        alone, best = s.paired(s.chosen, "stl"), s.paired(s.chosen, s.rival)
+        assert alone is not None
+        assert best is not None
+        name = s.name if s.base is None else f"*{s.name}*"
+        times = [s.summary.costs[word].time for word in (s.chosen, s.rival)]
+        ours, theirs = ("–" if time is None else f"{time:.1f}" for time in times)
+        cells = [name, s.labels[s.chosen], _difference(alone), verdict(alone), s.labels[s.rival]]
+        cells += [_difference(best), verdict(best), f"{steps_ratio(s, s.chosen):.1f}"]
+        lines.append("| " + " | ".join([*cells, f"{ours} ({theirs})"]) + " |")
+    return lines
+
+
+def _difference(pair: Paired) -> str:
+    interval = "" if pair.low is None else f" [{percent(pair.low)}, {percent(pair.high)}]"
+    return f"{percent(pair.mean)}{interval}, {pair.wins}–{pair.ties}–{pair.losses}"
+
+
+def tally(settings: Sequence[Setting]) -> str:
+    """Say how often ForkMerge wins, ties and loses, without the variants, which are the same data again."""
+    own = [s for s in compared(settings) if s.base is None]
+    parts = []
+    for title, other in (("single-task training", "stl"), ("the best other method", None)):
+        verdicts = [verdict(pair) for s in own if (pair := s.paired(s.chosen or "", other or s.rival or ""))]
+        counts = {word: verdicts.count(word) for word in (WIN, TIE, LOSS)}
+        parts.append(f"against {title} ForkMerge wins {counts[WIN]}, ties {counts[TIE]} and loses {counts[LOSS]}")
+    text = f"Of {len(own)} settings, beyond noise over seeds: {'; '.join(parts)}."
+    variants = any(s.base is not None for s in compared(settings))
+    return f"{text} Rows in italics are variants, the same data again, and not counted." if variants else text
+
+
+def meaning(settings: Sequence[Setting]) -> list[str]:
+    """Return what the table means for a user, in three sentences."""
+    own = [s for s in compared(settings) if s.base is None]
+    alone = {s.name: pair for s in own if (pair := s.paired(s.chosen or "", "stl"))}
+    lost = [name for name, pair in alone.items() if verdict(pair) == LOSS]
+    won = [name for name, pair in alone.items() if verdict(pair) == WIN]
+    ratios = [steps_ratio(s, s.chosen) for s in own if s.chosen]
+    costs = f"{min(ratios):.1f} to {max(ratios):.1f} times the steps" if ratios else "its branches' steps"
+    safe = (
+        f"ForkMerge hurt the target beyond noise on {', '.join(lost)}"
+        if lost
+        else f"ForkMerge did not hurt the target beyond noise in any of these {len(own)} settings"
+    )
+    gained = f"it helped beyond noise on {', '.join(won)}" if won else "it did not help beyond noise in any either"
+    if alone:
+        best = max(alone, key=lambda name: alone[name].mean)
+        seeds = f"{alone[best].wins} of {alone[best].count} seeds won"
+        gained += f"; its highest mean is {percent(alone[best].mean)} %, on {best}, {seeds}"
+    rivals = list(dict.fromkeys(s.labels[s.rival] for s in own if s.rival))
+    return [
+        f"{safe}; {gained}.",
+        f"It takes {costs} of single-task training, whether anything transfers or not.",
+        f"The best other method differs from setting to setting ({', '.join(rivals)}) and was picked after the fact, "
+        "so compare a few on your own data, with `forkmerge compare`, before you choose.",
+    ]
+
+
+def block(settings: Sequence[Setting]) -> str:
+    """Return what README.md shows between its two marks."""
+    return "\n".join([*table(settings), "", tally(settings)])
+
+
+def with_block(readme: str, settings: Sequence[Setting]) -> str:
+    """Return a README with its table as the records give it; as it is, where it has no marks."""
+    marks = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.S)
+    return marks.sub(lambda _: f"{BEGIN}\n\n{block(settings)}\n\n{END}", readme)
