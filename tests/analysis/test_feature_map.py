@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import builtins
+from dataclasses import replace
 
 import pytest
 import torch
+from torch.utils.data import TensorDataset
 
 import forkmerge as fm
 from forkmerge.analysis import feature_map
+from forkmerge.problem.made_auxiliaries import merge_auxiliaries
 from problems import (
     evaluation,
     plain_net,
@@ -35,6 +38,26 @@ def test_a_feature_map_mixes_training_points_by_weight_and_is_the_same_again():
     assert len(set(few.panels[0].classes)) == 1
 
 
+def test_auxiliaries_that_are_one_show_the_examples_of_all_of_them():
+    pytest.importorskip("sklearn")
+    problem, model = shared_problem(), plain_net()
+    streams = dict(problem.stream_map)
+    (whole,) = streams.values()
+    for task, label in (("aux", 1.0), ("odd", -1.0)):  # told apart by their inputs
+        inputs = torch.full_like(whole.dataset.tensors[0], label)
+        streams[task] = replace(whole, dataset=TensorDataset(inputs, whole.dataset.tensors[1]), tasks=(task,))
+    streams["all"] = replace(whole, tasks=("tgt",))
+    merged = merge_auxiliaries(replace(problem, streams=streams), "others", ["aux", "odd"])
+    seen = []
+
+    def watched(model, batch):
+        seen.append(batch[0])
+        return features(model, batch)
+
+    feature_map.feature_map(model, merged, "others", watched, points=40, weights=(1.0,))
+    assert {-1.0, 1.0} <= {float(row[0]) for row in torch.cat(seen) if row.unique().numel() == 1}
+
+
 def test_features_are_what_enters_the_last_layer_and_the_classes():
     model, batch = plain_net(), tuple(part[:5] for part in shared_problem().stream_map["all"].dataset.tensors)
     entered, classes = feature_map.last_layer_inputs(evaluation())(model, batch)
@@ -42,7 +65,10 @@ def test_features_are_what_enters_the_last_layer_and_the_classes():
     assert torch.equal(entered, torch.tanh(batch[0] @ first.weight.T + first.bias))
     assert torch.equal(classes, batch[1][:, 0])
     assert not any(module._forward_pre_hooks for module in model.modules())
-    tokens, named = torch.rand(5, 2, 8), fm.Evaluation(batch, fm.accuracy, lambda model, x: (model(input=x), classes))
+    tokens, named = (
+        torch.rand(5, 2, 8),
+        fm.Evaluation(TensorDataset(*batch), fm.accuracy, lambda model, x: (model(input=x), classes)),
+    )
     assert torch.equal(feature_map.last_layer_inputs(named)(torch.nn.Linear(8, 3), tokens)[0], tokens.flatten(1))
 
 

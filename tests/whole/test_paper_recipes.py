@@ -21,6 +21,8 @@ from typer.testing import CliRunner
 import forkmerge as fm
 from aliexpress_files import write_country
 from few_label_files import write_binary, write_svhn
+from forkmerge.analysis.conflict import measure_similarity
+from forkmerge.analysis.transfer_runs import SeededSource, TransferRun, do_transfer_run
 from forkmerge.cli.commands import app
 from forkmerge.datasets import aliexpress, domainnet, nyuv2
 from forkmerge.datasets._classify import ClassificationLosses, SmallConvNet
@@ -266,6 +268,7 @@ def command(name: str, data: Path, **arguments: Any) -> list[str]:
 @pytest.mark.parametrize(
     ("name", "runs", "steps"),
     [
+        ("nyuv2", 21 * 3 * 3, 3 * 3 * 15_800 * (3 + 16 + 2 + 2)),
         ("nyuv2_batch_32", 2 * 3 * 3, 2 * 3 * 3 * 3_800),
         ("domainnet_branches", 5 * 6 * (3 + 3), 6 * (3 + 3) * 12_500 * (4 + 8 + (6 + 3 * 3) + (6 + 3 * 4) + 24)),
         ("domainnet", 16 * 6 * (3 + 3), 6 * (3 + 3) * 50_000 * (15 + 2)),
@@ -308,6 +311,68 @@ def test_a_table_is_one_command(data: Path, tmp_path: Path) -> None:
     records = [read_run_result(out, str(path.relative_to(out))) for path in out.glob("*/*.json")]
     assert sorted(r.method for r in records if r) == sorted(FACTS["cifar10_baselines"].methods)
     assert all(r and r.is_complete and r.split == "test" for r in records)
+
+
+@pytest.mark.parametrize("name", ["aliexpress", "aliexpress_mmoe", "domainnet_branches"])
+def test_what_is_pruned_is_pruned_as_the_paper_says(name: str, data: Path) -> None:
+    comparison = plan_comparison(FILES[name], settings=changes(name, data))
+    pruned = [method.algorithm(comparison.recipe, refit=False) for method in comparison.methods]
+    kept = {each.prune_keeps for each in pruned if getattr(each, "prune_to", None) is not None}
+    assert kept == {"largest"}
+
+
+def quick(name: str, data: Path, *words: object) -> None:
+    """Compare on miniature data, for two steps."""
+    options = command(name, data, steps=2)
+    options = [option for option in options[2:] if option != "--json"]
+    result = CliRunner().invoke(app, ["compare", str(FILES[name]), *options, *map(str, words)])
+    assert result.exit_code == 0, result.output
+
+
+def figure(folder: Path, name: str) -> Any:
+    pytest.importorskip("plotly")
+    from forkmerge.report import page_from
+
+    return page_from(folder).figures[name]
+
+
+def test_figure_12_is_a_grid_on_one_target_in_the_folder_of_table_1(data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    quick("nyuv2", data, "--methods=stl", "--targets=segmentation,depth", "--seeds=1", f"--out={out}")
+    quick("nyuv2", data, "--methods=grid[values=[1]]", "--targets=segmentation", "--seeds=1", f"--out={out}")
+    (panel,) = figure(out, "pareto").panels
+    assert (panel.x.title, panel.y.title) == ("segmentation: mIoU", "depth: 1 / absolute_error")
+    assert [(series.name, len(series.x)) for series in panel.series] == [("grid", 1), ("STL", 1)]
+
+
+def test_table_6_averages_relative_changes_of_the_test_error_over_both_sets(data: Path, tmp_path: Path) -> None:
+    for name in ("cifar10", "svhn"):
+        quick(name, data, "--methods=ew", "--seeds=1", f"--out={tmp_path / name}")
+    shown = json.loads(
+        CliRunner()
+        .invoke(app, ["compare", str(tmp_path / "cifar10"), "--with", str(tmp_path / "svhn"), "--json"])
+        .stdout
+    )
+    errors = {
+        (name, method): shown["targets"][name][index]["metrics"]["error"]["mean"]
+        for name in ("cifar10", "svhn")
+        for index, method in enumerate(("stl", "ew"))
+    }
+    change = [1 - errors[name, "ew"] / errors[name, "stl"] for name in ("cifar10", "svhn")]
+    assert shown["overall"][1]["change"]["mean"] == pytest.approx(sum(change) / 2)
+
+
+def test_figures_2_and_3_have_all_other_domains_as_one_auxiliary(data: Path) -> None:
+    """Whatever the target: it is trained with them at a λ, and their gradients compare."""
+    recipe = load_recipe(FILES["domainnet_analysis"], changes("domainnet", data, light=True))
+    for target in ("painting", "quickdraw"):
+        recipes = SeededSource(recipe.source, target)
+        problem = recipes(0).problem
+        assert problem.tasks == (target, "others")
+        done = do_transfer_run(TransferRun(recipes, 0, "others", 0.25, steps=2))
+        assert set(done.discrepancy) == {"validation"}
+    cosines = measure_similarity(recipe.model(), problem.sealed(), "quickdraw", ["others"], count=2)
+    assert all(-1 <= cosine <= 1 for cosine in cosines["others"].cosines)
 
 
 class TestPage:

@@ -81,7 +81,7 @@ def recipe(
         model=partial(make_network, network, weights_file(root, weights)),
         optimizer=OptimizerOf("Adam", lr=1e-4, weight_decay=1e-5),
         steps=steps,
-        algorithm=ForkMerge("per_auxiliary", interval=max(1, steps // 20)),
+        algorithm=ForkMerge.paper(mixtures="per_auxiliary", interval=max(1, steps // 20)),
         options={"seed": seed, "scheduler": SchedulerOf("StepLR", step_size="50%", gamma=0.5)},
     )
 
