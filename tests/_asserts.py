@@ -41,6 +41,9 @@ def facts(run: Run) -> dict[str, Any]:
         finished.pop("seconds")
         if not finished["skipped"]:  # so that runs without any have the checksums that were recorded before it was said
             finished.pop("skipped")
+        for branch in finished["branches"].values():
+            if branch["lr_scale"] == 1:
+                branch.pop("lr_scale")
     return data
 
 

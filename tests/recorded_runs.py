@@ -53,6 +53,10 @@ def forkmerge_cases() -> dict[str, Callable[..., Any]]:
         "refit": {"mixtures": "per_auxiliary", "refit": True, "prune_to": 2},
         "refit of the best": {"refit": True, "select": "best"},
         "refit of chosen steps": {"refit": True, "checkpoint": "best_in_interval", "validate_every": 2},
+        "fixed, refit": {"mixtures": "per_auxiliary", "search": fm.Fixed((0.5, 0.0, 0.5)), "refit": True},
+        "rates": {"mixtures": fm.Rates("per_auxiliary", (1, 0.5))},
+        "tail": {"mixtures": "per_auxiliary", "tail": 0.5, "refit": True},
+        "tail without a fall": {"tail": 0.5, "tail_anneal": "none", "floor": True},
         "floor": {"floor": True},
         "floor and refit": {"floor": True, "refit": True},
         "paper": {"bn": "average", "checkpoint": "last", "optimizer_state": "keep", "select": "last"},
@@ -77,6 +81,9 @@ def forkmerge_cases() -> dict[str, Callable[..., Any]]:
         ),
         "several metrics": partial(fit, fm.ForkMerge("per_auxiliary", interval=4), races[1], noisy_net),
         "domains": partial(fit, fm.ForkMerge("per_auxiliary", interval=4), domains_problem(), optimizer=ADAM),
+        "streams in turn": partial(
+            fit, fm.ForkMerge(fm.PerAuxiliary(joint="sampled"), interval=4), domains_problem(), optimizer=ADAM
+        ),
         "sampling": partial(fit, fm.ForkMerge(interval=4), domains_problem(weights="sampling")),
         "two processes": partial(fit, fm.ForkMerge("per_auxiliary", interval=4, refit=True), workers=2),
         "accumulated": partial(fit, fm.ForkMerge(interval=5), accumulate=2, clip_norm=0.5, paired=False),

@@ -12,7 +12,7 @@ from forkmerge.moved_paths import MODULES, MovedPaths
 if TYPE_CHECKING:
     from forkmerge.algorithms.fit import Algorithm
     from forkmerge.algorithms.forkmerge import ForkMerge, Joint, SingleTask
-    from forkmerge.algorithms.mixtures import Given, Groups, Mixed, Mixtures, NestedTopK, PerAuxiliary
+    from forkmerge.algorithms.mixtures import Given, Groups, Mixed, Mixtures, NestedTopK, PerAuxiliary, Rates
     from forkmerge.algorithms.own_loop.fork import Fork, fork
     from forkmerge.algorithms.post_train import PostTrain
     from forkmerge.algorithms.run_record import Run
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _PUBLIC = {
     "algorithms.fit": ("Algorithm",),
     "algorithms.forkmerge": ("ForkMerge", "Joint", "SingleTask"),
-    "algorithms.mixtures": ("Given", "Groups", "Mixed", "Mixtures", "NestedTopK", "PerAuxiliary"),
+    "algorithms.mixtures": ("Given", "Groups", "Mixed", "Mixtures", "NestedTopK", "PerAuxiliary", "Rates"),
     "algorithms.own_loop.fork": ("Fork", "fork"),
     "algorithms.post_train": ("PostTrain",),
     "algorithms.run_record": ("Run",),
@@ -80,6 +80,7 @@ __all__ = [
     "PostTrain",
     "Problem",
     "ProblemError",
+    "Rates",
     "Recipe",
     "ResourceError",
     "Run",

@@ -10,8 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import forkmerge as fm
-from forkmerge.algorithms.mixtures import check_mixtures, is_target_only, mixtures_from, scale_auxiliaries
-from problems import Refuse, domains_problem, fit, shared_problem
+from forkmerge.algorithms.mixtures import (
+    check_mixtures,
+    is_target_only,
+    mixtures_from,
+    reference_branch,
+    scale_auxiliaries,
+)
+from problems import Refuse, domains_problem, fit, quadratic_problem, shared_problem
 
 
 def weights(mixtures: list[fm.Mixture]) -> dict[str, dict[str, float]]:
@@ -53,6 +59,62 @@ class TestConstructors:
         assert weights(fm.Given(branches).build(shared_problem())) == branches
         listed = [fm.Mixture(name, vector) for name, vector in branches.items()]
         assert fm.Given(listed).build(shared_problem()) == listed
+
+    def test_given_branches_may_have_options_of_their_own(self) -> None:
+        branches = {"a": {"tgt": 1.0}, "b": {"task_weights": {"tgt": 1.0, "odd": 2.0}, "lr_scale": 3}}
+        assert fm.Given(branches).build(shared_problem()) == [
+            fm.Mixture("a", {"tgt": 1.0}),
+            fm.Mixture("b", {"tgt": 1.0, "odd": 2.0}, lr_scale=3.0),
+        ]
+        with pytest.raises(fm.ProblemError, match="branch 'b': unknown option of a branch 'lr_scal'"):
+            fm.Given({"b": {"task_weights": {"tgt": 1.0}, "lr_scal": 3}}).build(shared_problem())
+
+    def test_a_task_may_be_called_task_weights(self) -> None:
+        assert fm.Given({"b": {"task_weights": 0.5}}).build(shared_problem())[0].task_weights == {"task_weights": 0.5}
+
+    def test_per_auxiliary_may_have_one_more_branch_with_all(self) -> None:
+        *others, joint = fm.PerAuxiliary(joint=True).build(domains_problem())
+        assert others == fm.PerAuxiliary().build(domains_problem())
+        assert joint == fm.Mixed().build(domains_problem())[1]
+        *_, sampled = fm.PerAuxiliary(joint="sampled").build(domains_problem())
+        assert sampled == fm.Mixture("joint", {"tgt": 1.0, "aux": 1.0, "odd": 1.0}, auxiliary_streams="one")
+        for wrong in ("yes", 1, None):
+            with pytest.raises(fm.ProblemError, match="joint must be True, False or 'sampled'"):
+                fm.PerAuxiliary(joint=wrong)  # type: ignore[arg-type]
+
+    def test_of_one_auxiliary_the_joint_branch_would_be_its_own(self) -> None:
+        built = fm.PerAuxiliary(joint=True).build(quadratic_problem({"tgt": (0, 0), "aux": (1, 1)}, (0, 0)))
+        assert [mixture.name for mixture in built] == ["alone", "aux"]
+
+    def test_rates_are_the_branches_of_another_constructor_at_several_rates(self) -> None:
+        built = mixtures_from("rates").build(shared_problem(), {})
+        assert [(mixture.name, mixture.lr_scale) for mixture in built] == [
+            ("alone", 1.0),
+            ("joint", 1.0),
+            ("alone ×3", 3.0),
+            ("joint ×3", 3.0),
+        ]
+        assert built[:2] == fm.Mixed().build(shared_problem())
+        halves = mixtures_from({"name": "rates", "mixtures": "per_auxiliary", "lr_scales": [1, 0.5]})
+        assert [m.name for m in halves.build(shared_problem(), {})][3:] == ["alone ×0.5", "aux ×0.5", "odd ×0.5"]
+
+    def test_rates_of_branches_that_have_probes_have_them_too(self) -> None:
+        nested = fm.NestedTopK(probe_steps=5)
+        rates = fm.Rates(nested)
+        assert (rates.probe_steps, rates.probes(shared_problem())) == (5, nested.probes(shared_problem()))
+        assert len(rates.build(shared_problem(), {"aux": 0.0, "odd": 1.0})) == 6
+
+    @pytest.mark.parametrize("scales", [[], [1, 1], [0, 1], [-1], "13", 3, [True, "3"]])
+    def test_rates_that_are_none_are_refused(self, scales: Any) -> None:
+        with pytest.raises(fm.ProblemError, match="lr_scale"):
+            fm.Rates(lr_scales=scales)
+
+    def test_the_target_only_branch_is_the_one_at_the_runs_own_rate(self) -> None:
+        fast = fm.Mixture("alone ×3", {"tgt": 1.0}, lr_scale=3)
+        assert not is_target_only(fast, "tgt")
+        both = [fast, fm.Mixture("alone", {"tgt": 1.0})]
+        assert reference_branch(both, "tgt") == 1
+        assert reference_branch([fm.Mixture("aux", {"aux": 1.0}), fast], "tgt") == 1
 
     def test_nested_top_k_adds_auxiliaries_in_the_order_of_their_probes(self) -> None:
         nested = fm.NestedTopK(probe_steps=5)

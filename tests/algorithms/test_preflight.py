@@ -197,3 +197,8 @@ def test_gradients_at_a_representation_that_nobody_declared() -> None:
 
 def test_a_search_by_that_is_no_metric_is_refused(refused: Refuse) -> None:
     refused("search_by: .*'nl'.*nll", fm.ForkMerge(search_by="nl"))
+
+
+def test_a_method_needs_all_tasks_in_a_step_and_no_streams_in_turn(refused: Refuse) -> None:
+    algorithm = fm.ForkMerge(fm.PerAuxiliary(joint="sampled"), method="PCGrad")
+    refused("PCGrad combines all tasks in every step, but branch 'joint' reads", algorithm, domains_problem())

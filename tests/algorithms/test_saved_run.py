@@ -104,3 +104,9 @@ def test_an_event_of_another_form_is_named_with_its_line(tmp_path: Path) -> None
         (folder / "record.jsonl").write_text(json.dumps({"event": "start"}) + "\n" + json.dumps(event) + "\n")
         with pytest.raises(fm.StoreError, match=rf"line 2 of .*record\.jsonl is not a \w+: .*{said}"):
             read_saved_run(folder)
+
+
+def test_an_interrupted_run_of_branches_at_several_rates_says_where_it_continues(tmp_path: Path) -> None:
+    with pytest.raises(Stopped):
+        fit(fm.ForkMerge("rates", interval=4), folder=tmp_path / "run", on_event=stop_at(12))
+    assert read_saved_run(tmp_path / "run", verify=True).checkpoint == "step 4"

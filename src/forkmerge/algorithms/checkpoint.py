@@ -186,7 +186,7 @@ class RunState:
         value = {name: getattr(self, name) for name in _PLAIN}
         value["phase"] = self.phase.value
         value["outcome"] = {} if self.selection is None else _selection_value(self.selection)
-        value["mixtures"] = [[mixture.name, dict(mixture.task_weights)] for mixture in self.mixtures]
+        value["mixtures"] = [mixture.to_value() for mixture in self.mixtures]
         value["rounds"] = [asdict(finished) for finished in self.rounds]
         value["branches"] = [(replace(state, rows={}) if synced else state).to_value() for state in self.branches]
         value["snapshots"] = {name: _snapshot_value(snapshot) for name, snapshot in self.snapshots.items()}
@@ -202,7 +202,7 @@ class RunState:
         data = {name: value[name] for name in _PLAIN if name in value or name not in _LATER}
         data["phase"] = Phase(value["phase"])
         data["selection"] = Selection(**value["outcome"]) if value["outcome"] else None
-        data["mixtures"] = [Mixture(name, weights) for name, weights in value["mixtures"]]
+        data["mixtures"] = [Mixture.from_value(item) for item in value["mixtures"]]
         data["rounds"] = [Round.from_json(item) for item in value["rounds"]]
         data["snapshots"] = {name: _snapshot(item) for name, item in value["snapshots"].items()}
         data["best"] = _snapshot(value["best"]) if value["best"] else None

@@ -230,6 +230,7 @@ def record_of(trained: TrainedRound, merged: MergedRound, kept: Sequence[str], s
             entered_step=state.step,
             fault=merge.faults.get(mixture.name),
             search_score=None if reported is None else _finite(merge.branch_scores.get(mixture.name)),
+            lr_scale=mixture.lr_scale,
         )
         for mixture, state in zip(trained.mixtures, trained.entering, strict=True)
     }

@@ -72,6 +72,7 @@ def make_card(run: Run, config: Mapping[str, Any], name: str) -> dict[str, Any]:
         ],
         "relevance": run.relevance,
         "branches": {name: b.task_weights for r in run.rounds for name, b in r.branches.items()},
+        "lr_scales": {name: b.lr_scale for r in run.rounds for name, b in r.branches.items() if b.lr_scale != 1},
         "notes": run.notes,
         "command": source.get("command") or started,
         "recipe": source.get("settings", {}),

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from forkmerge.algorithms.checkpoint import RunState, Selection
 from forkmerge.algorithms.mixtures import ALONE
+from forkmerge.algorithms.settings import Settings
 from forkmerge.algorithms.validation import Validator
 from forkmerge.engine.storage.run_folder import NoStore, RunFolder
 from forkmerge.engine.training.model_binding import ModelBinding
@@ -30,18 +31,22 @@ def floor_mixture(target: str) -> Mixture:
     return Mixture(ALONE, {target: 1.0})
 
 
-def floor_branch(mixtures: Sequence[Mixture], target: str, *, paired: bool) -> int | None:
-    """Return the branch that trains exactly as the floor would: target only, on the same examples; None without one."""
+def floor_branch(mixtures: Sequence[Mixture], target: str, *, paired: bool, settings: Settings) -> int | None:
+    """Return the branch that trains exactly as the floor would: target only, on the same examples; None without one.
+
+    Where learning rates of branches fall at the end of every round, none does.
+    """
     for index, mixture in enumerate(mixtures):
         weights = {task: weight for task, weight in mixture.task_weights.items() if weight > 0}
-        if weights == {target: 1.0} and (paired or mixture.name == ALONE):
+        is_plain = mixture.lr_scale == 1 and not settings.anneals
+        if weights == {target: 1.0} and is_plain and (paired or mixture.name == ALONE):
             return index
     return None
 
 
-def start_floor(run: RunState, initial: State, target: str, *, paired: bool) -> None:
+def start_floor(run: RunState, initial: State, target: str, *, paired: bool, settings: Settings) -> None:
     """Let the branch that trains as the floor would be the floor, or train one beside the branches."""
-    run.shares_floor = floor_branch(run.mixtures, target, paired=paired) is not None
+    run.shares_floor = floor_branch(run.mixtures, target, paired=paired, settings=settings) is not None
     run.floor = None if run.shares_floor else initial.clone()
 
 

@@ -36,6 +36,8 @@ _PAPER: dict[str, Any] = {
     "confidence": None,
     "prune_keeps": "largest",
     "search_by": None,
+    "tail": None,
+    "tail_anneal": "linear",  # of a tail, which there is none
 }
 """Every option of `ForkMerge`, as the paper has it."""
 
@@ -48,7 +50,7 @@ class ForkMerge(Settings, Algorithm):
     paper's, but for `prune_keeps`.
 
     Args:
-        mixtures: The branches: a constructor such as `Mixed()` or `PerAuxiliary()`, its name, or
+        mixtures: The branches: a constructor such as `Mixed()`, `PerAuxiliary()` or `Rates()`, its name, or
             `{name: {task: weight}}`.
         interval: Δt, steps between merges; the last round is shortened to end at T. None makes five rounds.
         search: How coefficients are found; None takes `Grid()` for two branches and `Greedy()` for more.
@@ -79,6 +81,10 @@ class ForkMerge(Settings, Algorithm):
             target's own is too coarse for few examples: "nll", another built-in metric or one of the target's by name,
             or any metric. The merge is then never worse than its branches in *this* metric; reports, `floor` and
             verdicts stay in the target's own. None searches by the target's own.
+        tail: Share of a round's steps, its last, in which every branch trains on the target alone, such as 0.5: merges
+            are then chosen by what a mixture is worth after the target has been trained on for a while. None has none.
+        tail_anneal: What the learning rate does in the tail: the schedule's times a "linear" fall from 1 to 0 over it,
+            or, for "none", the schedule's.
 
     Example:
         >>> import forkmerge as fm

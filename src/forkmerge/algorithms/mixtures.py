@@ -1,17 +1,17 @@
-"""Which branches a run forks into: constructors that return a list of named task-weight vectors."""
+"""Which branches a run forks into: constructors that return a list of mixtures."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
-from forkmerge.engine.training.options import Mixture
+from forkmerge.engine.training.options import Mixture, mixtures_of
 from forkmerge.errors import ConfigError, ProblemError, check_count, is_count, unknown_name
 from forkmerge.problem.definition import Problem, check_task_weights
 
-ALONE = "alone"
+ALONE, JOINT = "alone", "joint"
 
 
 class Mixtures(ABC):
@@ -42,16 +42,32 @@ class Mixed(Mixtures):
 
     def build(self, problem: Problem, probe_scores: Mapping[str, float] | None = None) -> list[Mixture]:
         """Return the two branches."""
-        return [_alone(problem), _with(problem, "joint", problem.auxiliaries)]
+        return [_alone(problem), _with(problem, JOINT, problem.auxiliaries)]
 
 
 @dataclass(frozen=True)
 class PerAuxiliary(Mixtures):
-    """Target alone, and one branch per auxiliary: ω^k_i = 1[i = k or i = 0] (Eq. 11, B = K + 1)."""
+    """Target alone, and one branch per auxiliary: ω^k_i = 1[i = k or i = 0] (Eq. 11, B = K + 1).
+
+    Args:
+        joint: Whether there is one more branch, with all auxiliaries at once. "sampled" lets it read one of their
+            streams per step instead of all (`Mixture(auxiliary_streams="one")`), so that it costs as much as the others
+            where auxiliaries bring their own inputs.
+    """
+
+    joint: bool | Literal["sampled"] = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.joint, bool) and self.joint != "sampled":
+            raise ProblemError(f"joint must be True, False or 'sampled', got {self.joint!r}.")
 
     def build(self, problem: Problem, probe_scores: Mapping[str, float] | None = None) -> list[Mixture]:
-        """Return the K + 1 branches."""
-        return [_alone(problem), *(_with(problem, task, [task]) for task in problem.auxiliaries)]
+        """Return the K + 1 branches, and the joint one if asked for; of one auxiliary that would be its own branch."""
+        branches = [_alone(problem), *(_with(problem, task, [task]) for task in problem.auxiliaries)]
+        if self.joint and len(problem.auxiliaries) > 1:
+            joint = _with(problem, JOINT, problem.auxiliaries)
+            branches.append(replace(joint, auxiliary_streams="one") if self.joint == "sampled" else joint)
+        return branches
 
 
 @dataclass(frozen=True)
@@ -74,16 +90,15 @@ class Given(Mixtures):
     """Any branches at all: the general form ν^1 … ν^B (Alg. 2).
 
     Args:
-        branches: `{branch name: {task: weight}}` or a sequence of `Mixture`s.
+        branches: `{branch name: {task: weight}}`, `{branch name: {"task_weights": {task: weight}, "lr_scale": 3}}` or a
+            sequence of `Mixture`s.
     """
 
-    branches: Mapping[str, Mapping[str, float]] | Sequence[Mixture]
+    branches: Mapping[str, Mapping[str, Any]] | Sequence[Mixture]
 
     def build(self, problem: Problem, probe_scores: Mapping[str, float] | None = None) -> list[Mixture]:
         """Return the branches as given."""
-        if isinstance(self.branches, Mapping):
-            return [Mixture(name, weights) for name, weights in self.branches.items()]
-        return list(self.branches)
+        return mixtures_of(self.branches)
 
 
 @dataclass(frozen=True)
@@ -118,6 +133,51 @@ class NestedTopK(Mixtures):
         return [_alone(problem), *(_with(problem, f"top {size}", ranked[:size]) for size in sizes)]
 
 
+@dataclass(frozen=True)
+class Rates(Mixtures):
+    """Every branch of another constructor at several learning rates: {alone, joint} × {lr, 3 lr} by default.
+
+    How fast a branch moves often matters more than what it is trained on; one search decides both.
+
+    Args:
+        mixtures: The other constructor, its name, or branches.
+        lr_scales: Factors on the learning rate; a branch at another one than 1 is called, say, "joint ×3".
+    """
+
+    mixtures: Mixtures | str | Mapping[str, Any] | Sequence[Mixture] = field(default_factory=Mixed)
+    lr_scales: Sequence[float] = (1.0, 3.0)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mixtures", mixtures_from(self.mixtures))
+        scales = self.lr_scales
+        if not isinstance(scales, list | tuple) or not scales or len(set(scales)) < len(scales):
+            raise ProblemError(f"lr_scales must be different factors, such as [1, 3], got {scales!r}.")
+        for scale in scales:
+            Mixture("rates", {}, scale)
+        object.__setattr__(self, "lr_scales", tuple(map(float, scales)))
+        object.__setattr__(self, "probe_steps", self._base.probe_steps)
+
+    @property
+    def _base(self) -> Mixtures:
+        assert isinstance(self.mixtures, Mixtures)
+        return self.mixtures
+
+    def probes(self, problem: Problem) -> list[Mixture]:
+        """Return those of the other constructor."""
+        return self._base.probes(problem)
+
+    def build(self, problem: Problem, probe_scores: Mapping[str, float]) -> list[Mixture]:
+        """Return its branches at the first rate, then at the next."""
+        branches = self._base.build(problem, probe_scores)
+        return [
+            branch
+            if scale == 1
+            else replace(branch, name=f"{branch.name} ×{scale:g}", lr_scale=branch.lr_scale * scale)
+            for scale in self.lr_scales
+            for branch in branches
+        ]
+
+
 def _alone(problem: Problem) -> Mixture:
     return Mixture(ALONE, {problem.target: 1.0})
 
@@ -131,21 +191,28 @@ def _with(problem: Problem, name: str, auxiliaries: Sequence[str]) -> Mixture:
 
 
 def is_target_only(mixture: Mixture, target: str) -> bool:
-    """Whether a branch trains on the target and nothing else."""
-    return [task for task, weight in mixture.task_weights.items() if weight > 0] == [target]
+    """Whether a branch trains on the target and nothing else, at the run's own learning rate."""
+    return [task for task, weight in mixture.task_weights.items() if weight > 0] == [target] and mixture.lr_scale == 1
 
 
 def reference_branch(mixtures: Sequence[Mixture], target: str) -> int | None:
-    """Return the branch that several metrics are compared with: the target-only one, or the only one there is."""
+    """Return the branch that several metrics are compared with: the target-only one, or the only one there is.
+
+    Where no branch is trained on the target at the run's own learning rate, the first at another one will do.
+    """
     if len(mixtures) == 1:
         return 0
-    return next((i for i, mixture in enumerate(mixtures) if is_target_only(mixture, target)), None)
+    for candidates in (mixtures, [replace(mixture, lr_scale=1.0) for mixture in mixtures]):
+        for index, mixture in enumerate(candidates):
+            if is_target_only(mixture, target):
+                return index
+    return None
 
 
 def scale_auxiliaries(mixture: Mixture, target: str, factor: float) -> Mixture:
     """Multiply every auxiliary weight, so that the best λ lies in [0, 1] (section 4.1 of the paper)."""
     weights = {task: w if task == target else w * factor for task, w in mixture.task_weights.items()}
-    return Mixture(mixture.name, weights)
+    return replace(mixture, task_weights=weights)
 
 
 def check_mixtures(problem: Problem, mixtures: Sequence[Mixture]) -> None:
@@ -166,6 +233,7 @@ _NAMED: dict[str, type[Mixtures]] = {
     "groups": Groups,
     "given": Given,
     "nested_top_k": NestedTopK,
+    "rates": Rates,
 }
 
 

@@ -51,6 +51,7 @@ def check_run(problem: Problem, model: nn.Module, training: Training, settings: 
             "fm.accuracy or fm.nll: measure those, pass search_by='nll', or leave it out."
         )
     check_method(problem, training, mixtures)
+    check_streams_in_turn(problem, training, mixtures)
     directions = reported_directions(validation)
     criterion = Criterion(directions)
     if settings.reference is not None:
@@ -66,10 +67,11 @@ def check_run(problem: Problem, model: nn.Module, training: Training, settings: 
             "compare with: pass reference={metric: value}."
         )
     saved = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    tails = [] if settings.tail is None else [Mixture("tail", {problem.target: 1.0})]
     try:
         with random_state_kept():
             for name, stream in problem.stream_map.items():
-                check_stream(name, stream, model, [*mixtures, *probes], training, seed)
+                check_stream(name, stream, model, [*mixtures, *probes, *tails], training, seed)
             check_metrics(problem, model, seed)
             if settings.refit:
                 check_union(problem, model, training, seed)
@@ -127,6 +129,17 @@ def check_method(problem: Problem, training: Training, mixtures: list[Mixture]) 
             raise ProblemError(
                 f"{type(training.method).__name__} treats the target differently, but branch {mixture.name!r} does not "
                 f"train on {problem.target!r}: give it a weight there, or use another method."
+            )
+
+
+def check_streams_in_turn(problem: Problem, training: Training, mixtures: list[Mixture]) -> None:
+    """Refuse a method, which combines all tasks in every step, where a branch reads one auxiliary stream per step."""
+    for mixture in mixtures:
+        several = len(mixture.active(problem.tasks)) > 1
+        if mixture.auxiliary_streams == "one" and training.method is not None and several:
+            raise ProblemError(
+                f"{type(training.method).__name__} combines all tasks in every step, but branch {mixture.name!r} reads "
+                'one auxiliary stream per step: give it auxiliary_streams="all", or leave out the method.'
             )
 
 

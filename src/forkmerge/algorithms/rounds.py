@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from forkmerge.algorithms.branches.probes import score_probes
+from forkmerge.algorithms.branches.tail import RoundSteps
 from forkmerge.algorithms.checkpoint import Phase, RunState, Snapshot
 from forkmerge.algorithms.end_of_round import EndOfRound, MergedRound, TrainedRound, prune, record_of
 from forkmerge.algorithms.events.round_events import RoundEvents
@@ -30,7 +31,6 @@ from forkmerge.algorithms.settings import Settings
 from forkmerge.algorithms.snapshots import entering_states, take_snapshots, uses_snapshots
 from forkmerge.algorithms.validation import Validator
 from forkmerge.engine.executors.branch_execution import BranchExecution
-from forkmerge.engine.executors.branch_worker import Segment
 from forkmerge.engine.storage.run_folder import NoStore, RunFolder
 from forkmerge.engine.training.interrupts import is_stop_requested, stop_now
 from forkmerge.engine.training.release_memory import MappedRows
@@ -114,7 +114,7 @@ class Rounds:
             probes=probes,
         )
         if settings.floor:
-            start_floor(self.state, initial, self.target, paired=self.job.training.paired)
+            start_floor(self.state, initial, self.target, paired=self.job.training.paired, settings=settings)
         weights = sum(row.nbytes for row in initial.rows.values()) if settings.keep_branches else 0
         kept = weights * len(mixtures) * math.ceil(self.steps / self.interval)
         self.events.start_search(self.state, self.steps, target=self.target, seed=self.job.seed, branch_bytes=kept)
@@ -155,8 +155,7 @@ class Rounds:
         return selection.step if self.state.phase is Phase.REFIT and selection is not None else self.steps
 
     def _round(self) -> None:
-        run = self.state
-        end = min(run.round_start + self.interval, self.steps)
+        run, end = self.state, self._steps().end
         if self.settings.checkpoint == "best_in_interval" and run.step == run.round_start:
             run.snapshots = {}
         for mark in self._marks(run.round_start, end):
@@ -183,9 +182,14 @@ class Rounds:
         run.next_round()
         self._save()
 
+    def _steps(self) -> RoundSteps:
+        """The steps of the round under way."""
+        start, phase = self.state.round_start, self.state.phase
+        return RoundSteps.of(self.settings, phase, self.target, start, min(start + self.interval, self.steps))
+
     def _marks(self, start: int, end: int) -> list[int]:
         """The steps of a round at which training pauses."""
-        marks = {end}
+        marks = {end, self._steps().tail}
         if uses_snapshots(self.state, self.settings):
             marks |= set(range(start + self.validate_every, end, self.validate_every))
         if self.checkpoint_every:
@@ -199,11 +203,11 @@ class Rounds:
     def _train_to(self, mark: int) -> None:
         """Train every branch to a step, or less far where a stop is requested; after a stop they are not abreast."""
         run = self.state
-        mixtures = [*run.mixtures, floor_mixture(self.target)]
+        mixtures, steps = [*run.mixtures, floor_mixture(self.target)], self._steps()
         behind = [index for index, state in enumerate(run.trained) if state.step < mark]
         states = [run.trained[index] for index in behind]
         segments = [
-            Segment(run.phase.value, mixtures[index], mark - state.step)
+            steps.segment(mixtures[index], state.step, mark, is_floor=index == len(run.branches))
             for index, state in zip(behind, states, strict=True)
         ]
         for index, result in zip(behind, self.execution.train(segments, states), strict=True):
@@ -248,7 +252,9 @@ class Rounds:
 
     def _trained(self) -> TrainedRound:
         run, paired = self.state, self.job.training.paired
-        shared = floor_branch(run.mixtures, self.target, paired=paired) if run.shares_floor else None
+        shared = None
+        if run.shares_floor:
+            shared = floor_branch(run.mixtures, self.target, paired=paired, settings=self.settings)
         return TrainedRound(
             index=run.round,
             phase=run.phase,
@@ -308,7 +314,8 @@ class Rounds:
             run.floor, run.shares_floor = None, False
             start_refit(run, self.settings.branches(self.job.problem, run.probes), self.target)
             if self.settings.floor and run.initial is not None:
-                start_floor(run, run.initial, self.target, paired=self.job.training.paired)
+                paired = self.job.training.paired
+                start_floor(run, run.initial, self.target, paired=paired, settings=self.settings)
             self.events.start_phase(run, self._last_step())
         else:
             self._end_floor()

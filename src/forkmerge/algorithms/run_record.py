@@ -33,6 +33,7 @@ class BranchRecord(Record):
         entered_step: Step of the checkpoint that entered the merge.
         fault: Why the branch was given coefficient 0 without being tried, if it was.
         search_score: Its score in the metric of `search_by`, which ranked it; None where that is `score`.
+        lr_scale: The branch's factor on the learning rate.
     """
 
     not_finite: ClassVar[float | None] = None
@@ -44,6 +45,7 @@ class BranchRecord(Record):
     entered_step: int
     fault: str | None = None
     search_score: float | None = None
+    lr_scale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ class Round(Record):
         candidates: Every combination tried, in order.
         coefficients: Λ by branch; empty if every branch was faulty and the last good state was kept.
         score: Validation score of the merge.
-        relevance: λ_k = Σ_b Λ_b ν^b_k by task.
+        relevance: λ_k = Σ_b Λ_b s_b ν^b_k by task, s_b the branch's `lr_scale`.
         kept: Branches that go on into the next round.
         floor_score: Validation score of the unmerged target-only run, where `floor=True`.
         seconds: Wall time by phase: train, rank, search, merge.

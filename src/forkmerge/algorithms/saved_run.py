@@ -199,5 +199,5 @@ def list_saved_runs(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def _where(value: dict[str, Any]) -> str:
-    steps = {name: branch["step"] for (name, _), branch in zip(value["mixtures"], value["branches"], strict=True)}
+    steps = {name: branch["step"] for (name, *_), branch in zip(value["mixtures"], value["branches"], strict=True)}
     return show_steps(value["phase"], steps)

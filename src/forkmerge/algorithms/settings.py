@@ -29,6 +29,7 @@ _CHOICES = {
     "optimizer_state": ("keep", "average", "reset"),
     "select": ("last", "best"),
     "prune_keeps": ("target", "largest"),
+    "tail_anneal": ("linear", "none"),
 }
 
 
@@ -57,6 +58,8 @@ class Settings:
     confidence: float | None = None
     prune_keeps: Literal["target", "largest"] = "target"
     search_by: Any = None
+    tail: float | None = None
+    tail_anneal: Literal["linear", "none"] = "linear"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mixtures", mixtures_from(self.mixtures))
@@ -73,7 +76,9 @@ class Settings:
         scale = self.auxiliary_scale
         if not isinstance(scale, int | float) or not (math.isfinite(scale) and scale > 0):
             raise ProblemError(f"auxiliary_scale must be positive and finite, got {self.auxiliary_scale!r}.")
-
+        tail = self.tail
+        if tail is not None and (isinstance(tail, bool) or not isinstance(tail, int | float) or not 0 < tail < 1):
+            raise ProblemError(f"tail must be a share of a round's steps between 0 and 1, or None, got {tail!r}.")
         sure = self.confidence
         if sure is not None and (isinstance(sure, bool) or not isinstance(sure, int | float) or not 0 < sure < 1):
             raise ProblemError(f"confidence must be a number between 0 and 1, such as 0.9, or None, got {sure!r}.")
@@ -102,6 +107,15 @@ class Settings:
         if isinstance(self.search, Search):
             return self.search
         return GRID if branches <= 2 else GREEDY
+
+    @property
+    def anneals(self) -> bool:
+        """Whether learning rates fall over the tail of every round."""
+        return self.tail is not None and self.tail_anneal != "none"
+
+    def tail_steps(self, steps: int) -> int:
+        """Steps of the tail of a round: the share, rounded, but never the whole round."""
+        return 0 if self.tail is None else min(round(self.tail * steps), steps - 1)
 
     def needs_search(self, branches: int) -> bool:
         """Whether a run searches before it refits: not where coefficients are fixed and nothing else is chosen."""

@@ -308,7 +308,7 @@ def open_round(folder: str | os.PathLike[str], recipe: Recipe, index: int) -> Sa
         if settings.bn == "recompute":
             recompute_statistics(binding, state, problem, training=training, seed=seed, count=settings.bn_batches)
 
-    mixtures = [Mixture(name, record.branches[name].task_weights) for name in saved]
+    mixtures = [Mixture(n, record.branches[n].task_weights, record.branches[n].lr_scale) for n in saved]
     alone = next((m.name for m in mixtures if is_target_only(m, problem.target)), mixtures[0].name)
     return SavedRound(
         record=record,
@@ -346,5 +346,5 @@ def _criterion(problem: Problem, reference: Mapping[str, float] | None, run: Run
     if not criterion.needs_reference:
         return criterion
     first = run.searched[0].branches
-    position = reference_branch([Mixture(n, b.task_weights) for n, b in first.items()], problem.target)
+    position = reference_branch([Mixture(n, b.task_weights, b.lr_scale) for n, b in first.items()], problem.target)
     return criterion.with_reference(reference or first[list(first)[position or 0]].metrics)

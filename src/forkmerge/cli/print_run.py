@@ -89,6 +89,7 @@ def show_cost(console: Console, cost: RunCost) -> None:
     for kind, branches in (("", cost.branches), ("probe: ", cost.probes)):
         for branch in branches:
             weights, seconds = show_metrics(branch.task_weights), show_seconds(branch.seconds_per_step)
+            weights += "" if branch.lr_scale == 1 else f", learning rate × {branch.lr_scale:g}"
             rows.append((f"{kind}{branch.name}", weights, seconds))
     show_table(console, word_table("", ("branch", "task weights", "a step takes"), rows))
     for name, text in _facts(cost).items():
@@ -101,12 +102,13 @@ def _facts(cost: RunCost) -> dict[str, str]:
     if cost.disk["branches"]:
         disk += f", every round's branches {show_bytes(cost.disk['branches'])}"
     merges = f"{cost.merges}, each with up to {show_number(cost.passes['per merge'])} validation passes"
+    tail = f"; the last {cost.tail} of every round on {cost.target!r} alone" if cost.tail else ""
     workers = "" if cost.workers == 1 else f" in {cost.workers} processes"
     times = ", ".join(f"{name} {show_seconds(cost.seconds[name])}" for name in ("training", "validation"))
     memory = f"{show_bytes(cost.memory['total'])} for {cost.parameters} trainable parameters"
     return {
         "weights": _MEANINGS[cost.weights],
-        "steps": f"{cost.branch_steps['total']} in all: {' + '.join(phases)}",
+        "steps": f"{cost.branch_steps['total']} in all: {' + '.join(phases)}{tail}",
         **({"merges": merges} if len(cost.branches) > 1 else {}),
         "validation": f"up to {show_number(cost.passes['total'])} passes over {cost.examples} examples",
         "memory": f"{memory}; activations and data come on top",

@@ -19,7 +19,7 @@ from torch import nn
 from forkmerge.algorithms import Algorithm
 from forkmerge.algorithms.composed import Composed
 from forkmerge.algorithms.fit import build_model, check_numbers
-from forkmerge.algorithms.floor import floor_branch
+from forkmerge.algorithms.floor import floor_branch, floor_mixture
 from forkmerge.algorithms.settings import Settings, disk_of_run
 from forkmerge.engine.executors.branch_execution import BranchExecution, open_branches
 from forkmerge.engine.executors.branch_worker import Segment, TrainingJob
@@ -37,11 +37,12 @@ from forkmerge.problem.scoring import measure
 
 @dataclass(frozen=True)
 class BranchCost:
-    """One branch, or probe, and what a step of it takes."""
+    """One branch, or probe, and what a step of it takes; its factor on the learning rate."""
 
     name: str
     task_weights: dict[str, float]
     seconds_per_step: float
+    lr_scale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ class RunCost:
         seconds: Estimated time of "training" and "validation", and "total".
         parameters: Trainable parameters.
         workers: Processes that train branches.
+        tail: Of a whole round's steps, those in which every branch trains on the target alone.
     """
 
     algorithm: str
@@ -84,6 +86,7 @@ class RunCost:
     seconds: dict[str, float]
     parameters: int
     workers: int
+    tail: int = 0
 
 
 @dataclass(frozen=True)
@@ -161,6 +164,7 @@ def estimate_run(recipe: Recipe, *, workers: int | None = None, timed_steps: int
         seconds={**seconds, "total": sum(seconds.values())},
         parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
         workers=workers,
+        tail=settings.tail_steps(settings.interval_of(steps)),
     )
     return _whole(cost, algorithm.branch_steps(problem, steps)) if isinstance(algorithm, Composed) else cost
 
@@ -179,10 +183,11 @@ def _whole(part: RunCost, steps: int) -> RunCost:
 
 @dataclass(frozen=True)
 class _Timing:
-    """What a few steps of every branch showed."""
+    """What a few steps of every branch showed; `alone` is how long a step on the target alone takes."""
 
     branches: list[BranchCost]
     probes: list[BranchCost]
+    alone: float
     sizes: StateSizes
     seconds_per_pass: float
 
@@ -194,11 +199,19 @@ def _time_branches(job: TrainingJob, settings: Settings, steps: int) -> _Timing:
         initial = execution.binding.initial()
         try:
             timed = [_time_steps(execution, mixture, initial.clone(), steps) for mixture in (*mixtures, *probes)]
+            alone = next((cost for cost, _ in timed if _trains_alone(cost, job.problem.target)), None)
+            if alone is None and (settings.floor or settings.tail is not None):
+                alone, _ = _time_steps(execution, floor_mixture(job.problem.target), initial.clone(), steps)
             seconds_per_pass = _time_pass(execution, job.problem)
         finally:
             execution.binding.release(initial)
     costs, sizes = [cost for cost, _ in timed], sizes_of(job.model, [state for _, state in timed])
-    return _Timing(costs[: len(mixtures)], costs[len(mixtures) :], sizes, seconds_per_pass)
+    seconds = (alone or costs[0]).seconds_per_step
+    return _Timing(costs[: len(mixtures)], costs[len(mixtures) :], seconds, sizes, seconds_per_pass)
+
+
+def _trains_alone(cost: BranchCost, target: str) -> bool:
+    return [task for task, weight in cost.task_weights.items() if weight > 0] == [target]
 
 
 def _round_sizes(settings: Settings, problem: Problem, steps: int, *, paired: bool = True) -> list[_RoundSize]:
@@ -207,7 +220,10 @@ def _round_sizes(settings: Settings, problem: Problem, steps: int, *, paired: bo
     The floor costs nothing until a merge takes something else than the branch that is trained like it.
     """
     mixtures = settings.branches(problem, dict.fromkeys((probe.name for probe in settings.probes(problem)), 0.0))
-    branches, is_shared = len(mixtures), floor_branch(mixtures, problem.target, paired=paired) is not None
+    branches, is_shared = (
+        len(mixtures),
+        floor_branch(mixtures, problem.target, paired=paired, settings=settings) is not None,
+    )
     interval = settings.interval_of(steps)
     count = -(-steps // interval)  # rounded up, also where a float could not hold it
     # There may be millions of rounds, but they change only here.
@@ -271,7 +287,7 @@ def _time_steps(execution: BranchExecution, mixture: Mixture, state: State, step
         (result,) = execution.train([Segment("search", mixture, count)], [state])
         seconds.append(result.seconds)
     step = max(seconds[2] - seconds[1], seconds[2] / 10) / steps
-    return BranchCost(mixture.name, dict(mixture.task_weights), step), state
+    return BranchCost(mixture.name, dict(mixture.task_weights), step, mixture.lr_scale), state
 
 
 def _time_pass(execution: BranchExecution, problem: Problem) -> float:
@@ -290,11 +306,15 @@ def _training_seconds(settings: Settings, rounds: Sequence[_RoundSize], timing: 
     steps = sorted((branch.seconds_per_step for branch in timing.branches), reverse=True)
     probes = [probe.seconds_per_step for probe in timing.probes]
     total = settings.constructor.probe_steps * _makespan(probes, workers)
-    alone = timing.branches[0].seconds_per_step
+    alone = timing.alone
 
     def phase(branches: Callable[[int], int]) -> float:
-        parts = (steps[: branches(r.branches)] + [alone] * r.has_floor for r in rounds)
-        return sum(r.count * r.steps * _makespan(part, workers) for r, part in zip(rounds, parts, strict=True))
+        total = 0.0
+        for r in rounds:
+            own, tail, floor = steps[: branches(r.branches)], settings.tail_steps(r.steps), [alone] * r.has_floor
+            total += r.count * (r.steps - tail) * _makespan([*own, *floor], workers)
+            total += r.count * tail * _makespan([*[alone] * len(own), *floor], workers)
+        return total
 
     searched = phase(int) if settings.needs_search(len(steps)) else 0.0
     return total + searched + (phase(settings.refitted) if settings.refit else 0.0)

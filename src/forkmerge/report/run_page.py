@@ -59,7 +59,7 @@ def use_of(run: Run) -> dict[str, str]:
     """Return "used", "hardly used" or "refused" for every auxiliary, against what equal coefficients would give it."""
     words, branches = {}, [branch for r in run.searched for branch in r.branches.values()]
     for task, relevance in run.relevance.items():
-        equal = fmean(branch.task_weights.get(task, 0.0) for branch in branches)
+        equal = fmean(branch.lr_scale * branch.task_weights.get(task, 0.0) for branch in branches)
         share = relevance / equal if equal else 0.0
         if task != run.target:
             words[task] = "used" if share >= _USED else "refused" if share < _HARDLY else "hardly used"

@@ -6,7 +6,7 @@ import copy
 import io
 import math
 import warnings
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import forkmerge as fm
-from _asserts import assert_other_bits, assert_same_bits, bits, same_bits
+from _asserts import assert_close, assert_other_bits, assert_same_bits, bits, same_bits
 from forked_training import BRANCHES, CONTEXT, HELD_OUT, INPUTS, LABELS, branch_bits, score, sgd, step, train
 from problems import (
     Augmented,
@@ -86,7 +86,7 @@ class TestForking:
         assert [branch.name for branch in forked] == ["alone", "joint"]
         assert len(forked) == 2
         assert forked["joint"].task_weights == {"tgt": 1.0, "odd": 0.5}
-        assert repr(forked["joint"]) == "ForkedBranch('joint', {'tgt': 1.0, 'odd': 0.5})"
+        assert repr(forked["joint"]) == "ForkedBranch('joint', {'tgt': 1.0, 'odd': 0.5}, lr_scale=1)"
         with pytest.raises(fm.ProblemError, match=r"unknown branch 'jont'\. Did you mean 'joint'\?"):
             forked["jont"]
 
@@ -294,6 +294,52 @@ class TestOptimizerPolicies:
     def test_another_policy_is_refused(self) -> None:
         with pytest.raises(fm.ProblemError, match="optimizer_state must be keep, average or reset, got 'drop'"):
             fm.fork(model := plain_net(), sgd(model), BRANCHES, optimizer_state="drop")  # type: ignore[arg-type]
+
+
+class TestRates:
+    """Branches that differ in their learning rate as well."""
+
+    FAST: ClassVar = {"alone": {"tgt": 1.0}, "fast": {"task_weights": {"tgt": 1.0, "odd": 0.5}, "lr_scale": 3}}
+
+    def test_a_branch_steps_at_its_own_rate_and_the_schedule_goes_on_as_before(self) -> None:
+        model = seeded(plain_net)
+        optimizer = sgd(model, lr=0.1)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        forked = fm.fork(model, optimizer, self.FAST, scheduler=scheduler)
+        train(forked, steps=4)
+        twin = seeded(plain_net)
+        faster = sgd(twin, lr=0.3)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(faster, 0.5)
+        plain = fm.fork(twin, faster, {"fast": {"tgt": 1.0, "odd": 0.5}}, scheduler=schedule)
+        train(plain, steps=4)
+        assert_close(forked["fast"].model, plain["fast"].model, rtol=1e-5, atol=1e-7)
+        assert [b.optimizer.param_groups[0]["lr"] for b in forked] == [0.1 * 0.5**4] * 2
+        assert repr(forked["fast"]) == "ForkedBranch('fast', {'tgt': 1.0, 'odd': 0.5}, lr_scale=3)"
+        assert forked.merge(score=score, search=fm.Fixed((0.5, 0.5))).relevance == {"tgt": 2.0, "odd": 0.75}
+
+    def test_it_goes_on_from_a_state_dict_to_the_same_bits(self) -> None:
+        def made() -> fm.Fork:
+            model = seeded(plain_net)
+            return fm.fork(model, sgd(model, lr=0.1), self.FAST)
+
+        whole, first, second = made(), made(), made()
+        for _ in range(2):
+            train(whole)
+            whole.merge(score=score)
+        train(first)
+        first.merge(score=score)
+        second.load_state_dict(first.state_dict())
+        train(second)
+        second.merge(score=score)
+        for one, other in zip(branch_bits(whole).values(), branch_bits(second).values(), strict=True):
+            assert_same_bits(one, other)
+
+    def test_mixtures_may_be_given_themselves_and_streams_in_turn_are_refused(self) -> None:
+        model = plain_net()
+        forked = fm.fork(model, sgd(model), [fm.Mixture("alone", {"tgt": 1.0}), fm.Mixture("fast", {"tgt": 1.0}, 3)])
+        assert [branch.lr_scale for branch in forked] == [1.0, 3.0]
+        with pytest.raises(fm.ProblemError, match="branch 'b': your own loop reads the data"):
+            fm.fork(model, sgd(model), [fm.Mixture("b", {"tgt": 1.0}, auxiliary_streams="one")])
 
 
 class TestStateDicts:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 import forkmerge as fm
-from _asserts import assert_other_bits, assert_same_bits, bits
+from _asserts import assert_other_bits, assert_same_bits, assert_same_run, assert_same_state, bits
 from branch_training import WEIGHTS, resumed_bits, train
 from forkmerge.engine.training.branch import train_branch
 from forkmerge.problem import example_order
@@ -23,6 +24,8 @@ from problems import (
     TASKS,
     Augmented,
     Counted,
+    Point,
+    Stopped,
     domains_problem,
     evaluation,
     examples,
@@ -30,9 +33,11 @@ from problems import (
     noisy_net,
     plain_loop,
     plain_net,
+    quadratic_problem,
     seeded,
     shared_losses,
     shared_problem,
+    stop_at,
 )
 
 
@@ -176,6 +181,73 @@ class TestWeights:
         assert data["tgt"].reads > 0
         assert data["aux"].reads > 0
         assert data["odd"].reads == 0
+
+
+class TestStreamsInTurn:
+    """A branch that reads one auxiliary stream per step."""
+
+    JOINT: ClassVar = {"tgt": 1.0, "aux": 0.5, "odd": 2.0}
+
+    def test_every_step_reads_the_target_and_every_k_steps_each_other_stream_once(self) -> None:
+        data = {task: Counted(20 + 10 * i, 10 + i) for i, task in enumerate(TASKS)}
+        training = fm.Training(SGD)
+        binding = training.binding(seeded(plain_net))
+        mixture, state = fm.Mixture("joint", self.JOINT, auxiliary_streams="one"), binding.initial()
+        seen = []
+        for _ in range(12):
+            before = {task: dataset.reads for task, dataset in data.items()}
+            train_branch(binding, domains_problem(data), mixture, state, steps=1, training=training, seed=0)
+            seen.append({task for task, dataset in data.items() if dataset.reads > before[task]})
+        assert all(len(read) == 2 and "tgt" in read for read in seen)
+        assert all(one | other == set(TASKS) for one, other in zip(seen[::2], seen[1::2], strict=True))
+        assert len(set(map(frozenset, seen[::2]))) == 2, "in an order drawn anew"
+
+    def test_a_step_is_the_step_on_the_target_and_twice_that_stream(self) -> None:
+        training = fm.Training(fm.OptimizerOf("SGD", lr=0.1))
+        binding = training.binding(seeded(plain_net))
+        one = fm.Mixture("joint", self.JOINT, auxiliary_streams="one")
+        state = binding.initial()
+        losses = train_branch(binding, domains_problem(), one, state, steps=1, training=training, seed=0).losses
+        (drawn,) = set(losses) - {"tgt"}
+        binding = training.binding(seeded(plain_net))
+        twin = binding.initial()
+        weights = {"tgt": 1.0, drawn: 2 * self.JOINT[drawn]}
+        train_branch(binding, domains_problem(), fm.Mixture("joint", weights), twin, steps=1, training=training, seed=0)
+        assert_same_state(state, twin)
+
+    def test_over_k_steps_of_a_fixed_model_the_gradients_add_up_to_those_of_all_streams(self) -> None:
+        # Plain descent on losses that are linear in the weights: the sum of steps is the sum of gradients.
+        def linear(model: Any, batch: Any, tasks: Any, context: fm.Context) -> Any:
+            return {tasks[0]: {"tgt": 1.0, "aux": 3.0, "odd": -5.0}[tasks[0]] * model.theta.sum()}
+
+        streams = [fm.Stream(TensorDataset(torch.zeros(1)), linear, task, 1) for task in TASKS]
+        problem = fm.Problem("tgt", streams, quadratic_problem({"tgt": (0, 0)}, (0, 0)).target_validation)
+        moved = []
+        for which in ("one", "all"):
+            mixture = fm.Mixture("joint", self.JOINT, auxiliary_streams=which)
+            run = fm.ForkMerge([mixture], search="fixed", interval=8).fit(
+                problem, model=Point, optimizer=fm.OptimizerOf("SGD", lr=0.5), steps=8, threads=1
+            )
+            moved.append(run.model.theta.tolist())
+        assert moved[0] == moved[1] == [-0.5 * 8 * (1 + 1.5 - 10)] * 2
+
+    def test_tasks_in_the_targets_own_stream_are_trained_in_every_step(self) -> None:
+        one, every = (fm.Mixture("joint", self.JOINT, auxiliary_streams=which) for which in ("one", "all"))
+        assert_same_bits(*(fit(fm.ForkMerge([m], search="fixed")) for m in (one, every)))
+
+    def test_sampling_weights_draw_one_task_per_step_anyway(self) -> None:
+        problem = domains_problem(weights="sampling")
+        one, every = (fm.Mixture("joint", self.JOINT, auxiliary_streams=which) for which in ("one", "all"))
+        assert_same_bits(*(fit(fm.ForkMerge([m], search="fixed"), problem) for m in (one, every)))
+
+    def test_workers_segments_and_resumes_do_not_change_the_bits(self, tmp_path: Path) -> None:
+        algorithm = fm.ForkMerge(fm.PerAuxiliary(joint="sampled"), interval=6, refit=True)
+        whole = fit(algorithm, domains_problem(), noisy_net)
+        assert_same_run(fit(algorithm, domains_problem(), noisy_net, workers=2), whole)
+        with pytest.raises(Stopped):
+            fit(algorithm, domains_problem(), noisy_net, folder=tmp_path, checkpoint_every=1, on_event=stop_at(21))
+        resumed = fit(algorithm, domains_problem(), noisy_net, folder=tmp_path, checkpoint_every=1, resume=True)
+        assert_same_run(resumed, whole)
 
 
 class TestBatches:

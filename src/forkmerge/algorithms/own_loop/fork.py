@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -28,8 +28,9 @@ from forkmerge.engine.merging.find_merge import MergeProblem, find_merge
 from forkmerge.engine.merging.relevance import task_relevance
 from forkmerge.engine.merging.searches import Greedy, Grid, Search, search_from
 from forkmerge.engine.merging.synchronise import synchronise
+from forkmerge.engine.training.learning_rates import ScaledSteps
 from forkmerge.engine.training.model_binding import ModelBinding, check_module
-from forkmerge.engine.training.options import Mixture
+from forkmerge.engine.training.options import Mixture, mixtures_of
 from forkmerge.engine.training.state import Layout, State, check_same_parameters
 from forkmerge.errors import ProblemError, unknown_name
 from forkmerge.problem.definition import check_weight
@@ -48,7 +49,7 @@ class MergeOutcome:
         score: Score of the merged model.
         branch_scores: Score of every branch on its own.
         candidates: Every combination tried, with its score, in order.
-        relevance: λ_k = Σ_b Λ_b ν^b_k by task.
+        relevance: λ_k = Σ_b Λ_b s_b ν^b_k by task, s_b the branch's `lr_scale`.
         faults: Branches that were left out because something in them is not finite.
     """
 
@@ -66,6 +67,7 @@ class ForkedBranch:
     Attributes:
         name: The branch's name.
         task_weights: ν: what to multiply each task's loss with.
+        lr_scale: Factor on the learning rates, which the optimizer's steps apply by themselves.
         model: An independent copy of the model; frozen parameters are shared by all branches.
         optimizer: Its own optimizer.
         scheduler: Its own scheduler, if there is one.
@@ -75,13 +77,14 @@ class ForkedBranch:
     def __init__(
         self, mixture: Mixture, binding: ModelBinding, scaler: torch.amp.GradScaler | None, passes: PairedPasses
     ) -> None:
-        self.name, self.task_weights = mixture.name, dict(mixture.task_weights)
-        self.model, self.optimizer, self.scheduler = binding.model, binding.optimizer, binding.scheduler
-        self.scaler = scaler
+        self.name, self.task_weights, self.lr_scale = mixture.name, dict(mixture.task_weights), mixture.lr_scale
+        self.model, self.optimizer = binding.model, binding.optimizer
+        self.scheduler, self.scaler = binding.scheduler, scaler
         self._mixture, self._binding, self._passes = mixture, binding, passes
         self._state = binding.initial()
         self._steps = 0  # of the optimizer, since the last merge
         self.optimizer.register_step_post_hook(self._count_step)
+        ScaledSteps(self.optimizer, self.lr_scale)
 
     def paired(self, loader: Iterable[Any]) -> Iterator[Any]:
         """Iterate over a loader so that every branch gets the same batches and the same randomness.
@@ -96,7 +99,7 @@ class ForkedBranch:
         self._steps += 1
 
     def __repr__(self) -> str:
-        return f"ForkedBranch({self.name!r}, {self.task_weights})"
+        return f"ForkedBranch({self.name!r}, {self.task_weights}, lr_scale={self.lr_scale:g})"
 
 
 class Fork:
@@ -262,7 +265,7 @@ class Fork:
 def fork(
     model: nn.Module,
     optimizer: Optimizer,
-    branches: Mapping[str, Mapping[str, float]],
+    branches: Mapping[str, Mapping[str, Any]] | Sequence[Mixture],
     *,
     scheduler: LRScheduler | None = None,
     scaler: torch.amp.GradScaler | None = None,
@@ -277,7 +280,8 @@ def fork(
     Args:
         model: Any module.
         optimizer: Its optimizer, in whatever state it is.
-        branches: `{name: {task: weight}}`. The library only reports the weights; your loop uses them.
+        branches: `{name: {task: weight}}`. The library only reports the weights; your loop uses them. With a factor on
+            the learning rate, `{name: {"task_weights": …, "lr_scale": 3}}`, which the branch's optimizer applies.
         scheduler: The optimizer's scheduler.
         scaler: The gradient scaler of float16 training.
         search: How coefficients are found; None takes a grid for two branches, greedy search for more.
@@ -298,23 +302,23 @@ def fork(
         {'alone': 0.0, 'joint': 1.0}
     """
     check_module(model)
-    if not isinstance(branches, Mapping):
-        raise ProblemError(f"branches must be {{name: {{task: weight}}}}, got {type(branches).__name__}.")
-    if not branches:
+    if not (mixtures := mixtures_of(branches)):
         raise ProblemError("there is no branch to fork: pass {name: {task: weight}}.")
     if optimizer_state not in ("keep", "average", "reset"):
         raise ProblemError(f"optimizer_state must be keep, average or reset, got {optimizer_state!r}.")
     if getattr(scheduler, "optimizer", optimizer) is not optimizer:
         raise ProblemError("the scheduler given drives another optimizer: make it from the optimizer given.")
     forked, loaders = [], LoaderList()
-    for name, weights in branches.items():
-        if not isinstance(weights, Mapping):
-            raise ProblemError(f"branch {name!r}: task weights must be {{task: weight}}, got {weights!r}.")
-        for task, weight in weights.items():
-            check_weight(name, task, weight)
+    for mixture in mixtures:
+        for task, weight in mixture.task_weights.items():
+            check_weight(mixture.name, task, weight)
+        if mixture.auxiliary_streams != "all":
+            raise ProblemError(
+                f"branch {mixture.name!r}: your own loop reads the data, so auxiliary_streams has no use."
+            )
         module, own_optimizer, own_scheduler, own_scaler = copy_training(model, optimizer, scheduler, scaler)
         binding = ModelBinding(module, own_optimizer, own_scheduler, own_scaler)
-        forked.append(ForkedBranch(Mixture(name, weights), binding, own_scaler, PairedPasses(seed, loaders)))
+        forked.append(ForkedBranch(mixture, binding, own_scaler, PairedPasses(seed, loaders)))
     chosen = search_from(search)
     if chosen is not None:
         chosen.check(len(forked))

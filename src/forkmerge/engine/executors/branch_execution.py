@@ -52,9 +52,9 @@ class _Branch:
         self.start, self.left = self.state.step, self.segment.steps
 
     @property
-    def key(self) -> tuple[str, str]:
+    def key(self) -> tuple[str, ...]:
         """What its time per step is remembered by."""
-        return self.segment.phase, self.segment.mixture.name
+        return self.segment.phase, self.segment.mixture.name, *self.segment.mixture.task_weights
 
 
 class BranchExecution:
@@ -72,7 +72,7 @@ class BranchExecution:
         self.executor, self.workers = executor, executor.workers
         self.job, self.binding, self.problem = here.job, here.binding, here.problem
         # Over all steps of a branch, because single segments are noisy on a busy machine.
-        self._spent: dict[tuple[str, str], tuple[float, int]] = {}  # seconds, steps
+        self._spent: dict[tuple[str, ...], tuple[float, int]] = {}  # seconds, steps
 
     def train(self, segments: Sequence[Segment], states: Sequence[State]) -> Iterator[BranchResult]:
         """Train every branch for its segment, changing its state; results come in the order of the branches.

@@ -13,6 +13,7 @@ from forkmerge.engine.executors.executor import Answer, Inputs, Tell
 from forkmerge.engine.merging.measure_candidate import Measurement, MeasureRequest, measure_candidate
 from forkmerge.engine.training.branch import BranchResult, train_branch
 from forkmerge.engine.training.interrupts import request_stop
+from forkmerge.engine.training.learning_rates import Anneal
 from forkmerge.engine.training.model_binding import ModelBinding
 from forkmerge.engine.training.options import Mixture, Training
 from forkmerge.problem.definition import Problem
@@ -52,6 +53,7 @@ class Segment:
     phase: str
     mixture: Mixture
     steps: int
+    anneal: Anneal | None = None
 
 
 class BranchWorker:
@@ -86,6 +88,7 @@ class BranchWorker:
             steps=segment.steps,
             training=self.job.training,
             seed=self.job.seed,
+            anneal=segment.anneal,
         )
         data = {item.name: getattr(result, item.name) for item in fields(BranchResult) if item.name != "state"}
         return Answer(data, result.state)

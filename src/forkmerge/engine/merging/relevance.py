@@ -8,9 +8,12 @@ from forkmerge.engine.training.options import Mixture
 
 
 def task_relevance(coefficients: Mapping[str, float], mixtures: Sequence[Mixture]) -> dict[str, float]:
-    """λ_k = Σ_b Λ_b ν^b_k: how much each task weighed in a merge, in units of the target's own weight."""
+    """λ_k = Σ_b Λ_b s_b ν^b_k: how much each task weighed in a merge, in units of the target's own weight.
+
+    s_b is the branch's factor on the learning rate: to first order a step moves s_b times as far.
+    """
     relevance: dict[str, float] = {}
     for mixture in mixtures:
         for task, weight in mixture.task_weights.items():
-            relevance[task] = relevance.get(task, 0.0) + coefficients.get(mixture.name, 0.0) * weight
+            relevance[task] = relevance.get(task, 0.0) + coefficients.get(mixture.name, 0.0) * mixture.lr_scale * weight
     return relevance

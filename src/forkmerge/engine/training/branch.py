@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+from forkmerge.engine.training.learning_rates import Anneal
 from forkmerge.engine.training.model_binding import ModelBinding
 from forkmerge.engine.training.options import Mixture, Training
 from forkmerge.engine.training.state import State
@@ -49,6 +50,7 @@ def train_branch(
     steps: int,
     training: Training,
     seed: int,
+    anneal: Anneal | None = None,
 ) -> BranchResult:
     """Train one branch for `steps` steps, from the state's global step on, changing the state in place.
 
@@ -63,18 +65,31 @@ def train_branch(
     Args:
         binding: The module and optimizer to work with.
         problem: Where batches and losses come from.
-        mixture: The branch's task weights.
+        mixture: The branch's task weights and learning rate.
         state: The branch.
         steps: Steps to do.
         training: Options common to all branches.
         seed: The run's seed.
+        anneal: How the learning rate falls in these steps, if it does.
     """
     started = time.perf_counter()
     hopeful = training.weighs_losses and len(mixture.active(problem.tasks)) > 1 and mixture.name not in binding.suspects
     before = state.clone() if hopeful else None
 
     def train(careful: bool) -> StepLoop:
-        return _train(binding, problem, mixture, state, range(state.step, state.step + steps), training, seed, careful)
+        loop = StepLoop(
+            binding,
+            problem,
+            mixture,
+            training,
+            seed if training.paired else derive(seed, "branch", mixture.name),
+            range(state.step, state.step + steps),
+            state.method,
+            careful=careful,
+            anneal=anneal,
+        )
+        _run(loop, state)
+        return loop
 
     loop = None
     try:
@@ -103,22 +118,12 @@ def train_branch(
     )
 
 
-def _train(
-    binding: ModelBinding,
-    problem: Problem,
-    mixture: Mixture,
-    state: State,
-    steps: range,
-    training: Training,
-    seed: int,
-    careful: bool,
-) -> StepLoop:
-    order_seed = seed if training.paired else derive(seed, "branch", mixture.name)
-    loop = StepLoop(binding, problem, mixture, training, order_seed, steps, state.method, careful=careful)
+def _run(loop: StepLoop, state: State) -> None:
+    """Do the steps of a segment on a state, changing it in place."""
+    binding = loop.binding
     binding.attach(state)
     binding.model.train()  # as a plain loop would; a module with frozen layers overrides `train`
     with random_state_kept():
         loop.run()
     binding.drop_gradients()
     binding.capture(state)
-    return loop

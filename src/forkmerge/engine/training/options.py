@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 import torch
@@ -14,7 +15,7 @@ from forkmerge.engine.training.memory_format import suits_channels_last, to_chan
 from forkmerge.engine.training.model_binding import ModelBinding, OptimizerFactory, SchedulerFactory
 from forkmerge.engine.training.optimizers import SchedulerOf
 from forkmerge.engine.training.torch_compile import backend_of, install
-from forkmerge.errors import ProblemError, check_count, check_name, is_count, is_number
+from forkmerge.errors import ProblemError, check_count, check_name, is_count, is_number, unknown_name
 from forkmerge.methods.base import LossMethod, Method, Where
 from forkmerge.problem.scoring import device_of
 
@@ -26,23 +27,77 @@ Statistics = Literal["all", "target"]
 
 @dataclass(frozen=True)
 class Mixture:
-    """What a branch trains on: its name and its task-weighting vector ν.
+    """What a branch trains on, and how: its name, its task-weighting vector ν, and what its steps differ in.
 
     Args:
         name: How records and reports call the branch.
         task_weights: `{task: weight}`; a task left out has weight 0 and costs nothing.
+        lr_scale: Factor on the learning rate of every parameter group at every step, whatever the schedule says.
+        auxiliary_streams: Of the streams that do not serve the target, a step reads "all", or "one": each once in
+            every K steps, K their number, in an order drawn anew, its losses times K, so that their sum over K steps
+            is the same at a K-th of the cost. Makes no difference to sampling weights, which draw one task per step.
     """
 
     name: str
     task_weights: Mapping[str, float]
+    lr_scale: float = 1.0
+    auxiliary_streams: Literal["all", "one"] = "all"
 
     def __post_init__(self) -> None:
         check_name("branch", self.name)
+        if not isinstance(self.task_weights, Mapping):
+            raise ProblemError(
+                f"branch {self.name!r}: task weights must be {{task: weight}}, got {self.task_weights!r}."
+            )
         object.__setattr__(self, "task_weights", dict(self.task_weights))
+        if not (is_number(self.lr_scale) and 0 < self.lr_scale < math.inf):
+            raise ProblemError(f"branch {self.name!r}: lr_scale must be a positive number, got {self.lr_scale!r}.")
+        object.__setattr__(self, "lr_scale", float(self.lr_scale))
+        if self.auxiliary_streams not in ("all", "one"):
+            raise ProblemError(
+                f"branch {self.name!r}: auxiliary_streams must be 'all' or 'one', got {self.auxiliary_streams!r}."
+            )
+
+    def to_value(self) -> list[Any]:
+        """Return plain data: name and task weights and, where something else is not as usual, a dict of that."""
+        default = Mixture(self.name, {})
+        named = {item.name: getattr(self, item.name) for item in fields(self)[2:]}
+        options = {name: value for name, value in named.items() if value != getattr(default, name)}
+        return [self.name, dict(self.task_weights), *([options] if options else [])]
+
+    @classmethod
+    def from_value(cls, value: Sequence[Any]) -> Mixture:
+        """Return the mixture that `to_value` described."""
+        name, weights, *options = value
+        return cls(name, weights, **(options[0] if options else {}))
 
     def active(self, tasks: Sequence[str]) -> list[str]:
         """The tasks, out of the given ones, whose weight is not 0."""
         return [task for task in tasks if self.task_weights.get(task, 0.0) > 0]
+
+
+def mixtures_of(branches: Mapping[str, Mapping[str, Any]] | Sequence[Mixture]) -> list[Mixture]:
+    """Return the branches that a mapping or a sequence names.
+
+    Args:
+        branches: `{name: {task: weight}}`, or `{name: {"task_weights": {task: weight}, "lr_scale": 3}}` with options of
+            `Mixture`, or `Mixture`s.
+    """
+    if not isinstance(branches, Mapping):
+        if not isinstance(branches, list | tuple) or not all(isinstance(branch, Mixture) for branch in branches):
+            raise ProblemError(f"branches must be {{name: {{task: weight}}}}, got {type(branches).__name__}.")
+        return list(branches)
+    options = [item.name for item in fields(Mixture)[1:]]
+    result = []
+    for name, value in branches.items():
+        if isinstance(value, Mapping) and isinstance(value.get("task_weights"), Mapping):
+            for option in value:
+                if option not in options:
+                    raise ProblemError(f"branch {name!r}: " + unknown_name("option of a branch", option, options))
+            result.append(Mixture(name, **value))
+        else:
+            result.append(Mixture(name, value))
+    return result
 
 
 @dataclass(frozen=True)

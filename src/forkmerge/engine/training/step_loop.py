@@ -15,6 +15,7 @@ from torch import Tensor
 from forkmerge.engine.training.batchnorm import BatchNorm, moved_norms, untracked
 from forkmerge.engine.training.combine_tasks import TaskCombiner
 from forkmerge.engine.training.interrupts import is_stop_requested
+from forkmerge.engine.training.learning_rates import Anneal, rates_times
 from forkmerge.engine.training.method_context import Reading, StepContext
 from forkmerge.engine.training.model_binding import ModelBinding
 from forkmerge.engine.training.task_gradients import TaskLoss
@@ -39,12 +40,13 @@ class StepLoop:
     Args:
         binding: The module and optimizer, with the branch's state attached.
         problem: Where batches and losses come from.
-        mixture: The branch's task weights.
+        mixture: The branch's task weights and learning rate.
         training: Options common to all branches.
         seed: Of the order of examples and all randomness.
         steps: The global steps to do.
         method_state: The method's state, changed in place; empty before the first step.
         careful: Whether a loss method's steps are looked at one by one, for tasks that are not finite.
+        anneal: How the learning rate falls in these steps, if it does.
     """
 
     def __init__(
@@ -58,9 +60,10 @@ class StepLoop:
         method_state: MethodState,
         *,
         careful: bool = True,
+        anneal: Anneal | None = None,
     ) -> None:
         self.binding, self.problem, self.mixture = binding, problem, mixture
-        self.training, self.seed, self.steps = training, seed, steps
+        self.training, self.seed, self.steps, self.anneal = training, seed, steps, anneal
         self.device = device_of(binding.model)
         self.losses: dict[str, list[Tensor]] = {}
         self._loss_steps: dict[str, list[int]] = {}
@@ -69,6 +72,7 @@ class StepLoop:
         active = tuple(mixture.active(problem.tasks))
         self.method = training.method if len(active) > 1 else None
         self.streams = self._streams(active)
+        self._in_turn = self._streams_in_turn(active)
         self.setup = Setup(
             active, active.index(problem.target) if problem.target in active else None, self._epoch(), self.device
         )
@@ -89,8 +93,11 @@ class StepLoop:
         if self.training.statistics == "target" and self.problem.target in self.setup.tasks:
             self._norms = self._target_norms()
         with ExitStack() as stack:  # threads that read ahead end with the segment, whatever ends it
+            read = [
+                self._streams_of(step, tasks_of_step) for step, tasks_of_step in zip(self.steps, tasks, strict=True)
+            ]
             feeds = {
-                name: stack.enter_context(closing(self._feed(name, stream, tasks)))
+                name: stack.enter_context(closing(self._feed(name, stream, read)))
                 for name, stream in self.streams.items()
             }
             for step, tasks_of_step in zip(self.steps, tasks, strict=True):
@@ -106,15 +113,20 @@ class StepLoop:
     def _step(self, feeds: dict[str, Batches], tasks: tuple[str, ...], step: int) -> None:
         # No optimizer moves a parameter whose gradient is None: a head that a branch leaves alone keeps its bits.
         self.binding.optimizer.zero_grad(set_to_none=True)
-        if self.combiner is None:
-            has_loss = self._backward_plain(feeds, tasks, step)
-        else:
-            has_loss = self._backward_with_method(self.combiner, feeds, tasks, step)
-        if step == self.steps.start:
-            self.untouched = self._without_gradient()
-        self._update(has_loss)
+        factor = self.mixture.lr_scale * (1.0 if self.anneal is None else self.anneal.factor(step))
+        with rates_times(self.binding.optimizer, factor):  # also for methods, which may ask for the model's rate
+            if self.combiner is None:
+                has_loss = self._backward_plain(feeds, tasks, step)
+            else:
+                has_loss = self._backward_with_method(self.combiner, feeds, tasks, step)
+            if step == self.steps.start:
+                self.untouched = self._without_gradient()
+            self._update(has_loss)
+        if self.binding.scheduler is not None:
+            self.binding.scheduler.step()
         if self.combiner is not None and has_hook(self.combiner.method, "after_step"):
-            self.combiner.method.after_step(StepContext(self, step), self.combiner.own)
+            with rates_times(self.binding.optimizer, factor):
+                self.combiner.method.after_step(StepContext(self, step), self.combiner.own)
 
     @property
     def reports(self) -> dict[str, dict[str, int]]:
@@ -166,7 +178,8 @@ class StepLoop:
                 loss = losses.get(task)
                 if loss is None:
                     continue
-                factor = self.mixture_weight(task) / self.training.accumulate
+                times = len(self._in_turn) if name in self._in_turn else 1
+                factor = self.mixture_weight(task) * times / self.training.accumulate
                 result.append(TaskLoss(task, loss, loss if factor == 1 else loss * factor, name, cuts or []))
         return result
 
@@ -220,24 +233,39 @@ class StepLoop:
         weights = [float(self.mixture.task_weights[task]) for task in active]
         return (pick_task(active, weights, self.seed, step),)
 
-    def _feed(self, name: str, stream: Stream, tasks: list[tuple[str, ...]]) -> Batches:
+    def _streams_in_turn(self, active: tuple[str, ...]) -> tuple[str, ...]:
+        """The streams of which a step reads one, where the branch says so; a method needs all tasks in every step."""
+        one = self.mixture.auxiliary_streams == "one" and self.problem.weights == "loss" and self.method is None
+        serving = [name for name, stream in self.streams.items() if any(task in active for task in stream.tasks)]
+        return tuple(n for n in serving if one and self.problem.target not in self.streams[n].tasks)
+
+    def _streams_of(self, step: int, tasks: tuple[str, ...]) -> frozenset[str]:
+        """What a step reads: the streams that serve its tasks and, of those in turn, the one whose turn it is."""
+        serving = {name for name, stream in self.problem.stream_map.items() if any(t in tasks for t in stream.tasks)}
+        if self._in_turn:
+            turn = int(batch_indices(len(self._in_turn), 1, step, self.seed, "streams in turn"))
+            serving -= {name for index, name in enumerate(self._in_turn) if index != turn}
+        return frozenset(serving)
+
+    def _feed(self, name: str, stream: Stream, read: list[frozenset[str]]) -> Batches:
         accumulate = self.training.accumulate
         positions = [
             step * accumulate + micro
-            for step, tasks_of_step in zip(self.steps, tasks, strict=True)
-            if any(task in tasks_of_step for task in stream.tasks)
+            for step, names in zip(self.steps, read, strict=True)
+            if name in names
             for micro in range(accumulate)
         ]
         workers = self.training.loader_workers if positions else 0
         return batches(name, stream, positions, self.seed, self.device, workers=workers)
 
     def _read(self, feeds: dict[str, Batches], tasks: tuple[str, ...], step: int, micro: int) -> list[Reading]:
-        """Read one micro-batch of every stream that serves one of the tasks."""
+        """Read one micro-batch of every stream that the step reads."""
         position = step * self.training.accumulate + micro
+        names = self._streams_of(step, tasks)
         return [
             (name, next(feeds[name]), derive(self.seed, name, "forward", position))
-            for name, stream in self.problem.stream_map.items()
-            if any(task in tasks for task in stream.tasks)
+            for name in self.problem.stream_map
+            if name in names
         ]
 
     def _forward(self, readings: list[Reading], tasks: tuple[str, ...], step: int) -> list[TaskLoss]:
@@ -297,8 +325,6 @@ class StepLoop:
             scaler.update()
         for hook in self._after_optimizer_step:
             hook()
-        if self.binding.scheduler is not None:
-            self.binding.scheduler.step()
 
     def _without_gradient(self) -> list[str]:
         pairs = zip(self.binding.layout.slices, self.binding.layout.parameters, strict=True)
