@@ -147,7 +147,7 @@ def test_an_interrupt_writes_a_checkpoint_after_the_step_and_the_resumed_run_has
         patch.setattr(tiny, "_on_step", stop_at(30, stop))
         cut = invoke("run", "tiny:recipe", "--out", "a cut", code=code)
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
-    position = "step 16 of 'alone', 13 of 'joint'"
+    position = "step 16 of 'alone', 12 of 'joint'"
     assert cut.stderr.splitlines()[-1] == (
         f"interrupted; the last checkpoint is at {position}. Continue with: forkmerge resume 'a cut'"
     )
