@@ -1,4 +1,4 @@
-"""Auxiliary-task learning that cannot hurt the target: fork, train, merge what helps, repeat."""
+"""Train a target task with the help of others: fork, train, merge what helps the target, repeat."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from forkmerge.engine.training.options import Mixture, Training
     from forkmerge.errors import ConfigError, ForkMergeError, ProblemError, ResourceError, RunFailed, StoreError
     from forkmerge.experiments.recipe import Recipe, load_recipe
+    from forkmerge.experiments.verdict import give_verdict
     from forkmerge.problem.auc import auc
     from forkmerge.problem.definition import Context, Evaluation, Problem, Stream
     from forkmerge.problem.made_auxiliaries import merge_auxiliaries, with_l2
@@ -47,6 +48,7 @@ _PUBLIC = {
     "engine.training.options": ("Mixture", "Training"),
     "errors": ("ConfigError", "ForkMergeError", "ProblemError", "ResourceError", "RunFailed", "StoreError"),
     "experiments.recipe": ("Recipe", "load_recipe"),
+    "experiments.verdict": ("give_verdict",),
     "problem.auc": ("auc",),
     "problem.definition": ("Context", "Evaluation", "Problem", "Stream"),
     "problem.made_auxiliaries": ("merge_auxiliaries", "with_l2"),
@@ -97,6 +99,7 @@ __all__ = [
     "accuracy",
     "auc",
     "fork",
+    "give_verdict",
     "load_recipe",
     "measure",
     "merge_auxiliaries",

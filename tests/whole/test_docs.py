@@ -44,6 +44,24 @@ def test_python_snippets_of_a_page_run_in_order(page, monkeypatch, tmp_path, cap
         exec(compile(block, f"{page.name}[{number}]", "exec"), namespace)
 
 
+def test_the_readme_prints_what_it_shows(monkeypatch, tmp_path, capsys):
+    """Up to numbers, and to what they decide: processors differ in the last digits."""
+    monkeypatch.chdir(tmp_path)
+    page = ROOT / "README.md"
+    namespace = {"__name__": page.stem}
+    for block in blocks(page, "python")[:-1]:
+        exec(block, namespace)
+    capsys.readouterr()
+    exec(blocks(page, "python")[-1], namespace)
+
+    def masked(text):
+        text = re.sub(r"^(no difference shown|(better|worse) than single-task training)$", "VERDICT", text, flags=re.M)
+        return re.sub(r"[+−-]?\d+(\.\d+)?(e-\d+)?", "N", text).split()
+
+    (shown,) = blocks(page, "text")
+    assert masked(capsys.readouterr().out) == masked(shown)
+
+
 @pytest.mark.parametrize("page", pages_with("toml"), ids=lambda page: page.name)
 def test_toml_snippets_of_a_page_have_known_keys_only(page):
     from forkmerge.experiments.compare_options import options_from

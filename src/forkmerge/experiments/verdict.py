@@ -90,6 +90,9 @@ class Verdict(Record):
         decided = {metric.decision for metric in self.metrics} - {"no difference shown"}
         return decided.pop() if len(decided) == 1 else "no difference shown"
 
+    def __str__(self) -> str:
+        return "\n".join(self.lines)
+
     @property
     def lines(self) -> list[str]:
         """What to tell the user."""
