@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -99,7 +100,7 @@ class TestRun:
         assert "<script>" not in page
         assert "&lt;script&gt;" in page
         assert "<b>&" not in page
-        assert page.count("<tr>") == 4
+        assert page.count("<tr>") == 2 + 4  # facts, and rounds
 
 
 def branch(score: float | None, fault: str | None = None) -> BranchRecord:
@@ -146,5 +147,8 @@ def test_what_a_run_reached_is_said_once_for_terminals_and_notebooks():
         "  note: odd",
     ]
     page = run._repr_html_()
-    assert "validation accuracy 0.5<br>test accuracy 0.25<br>note: odd<table>" in page
-    assert "<td>1.00</td><td>0.00</td><td>0.2500</td>" in page
+    assert run.display().facts == run.facts
+    cells = re.findall(r"<t[dh][^>]*>([^<]*)<", page)
+    assert cells[:4] == ["validation", "accuracy 0.5", "test", "accuracy 0.25"]
+    assert cells[-5:] == ["1", "10", "1.00", "0.00", "0.2500"]
+    assert "note: odd" in page

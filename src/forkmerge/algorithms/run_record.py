@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import os
 import platform
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from torch import nn
 from forkmerge.algorithms.table_data import Cell, Column, Table, show_metrics, show_number, show_share, show_shares
 from forkmerge.engine.storage.records import Record
 from forkmerge.errors import printable
+from forkmerge.problem.display import Display, Displayed
 
 _MOST_BRANCHES = 8  # columns that can be read side by side
 _MOST_FAULTS = 20  # faults that a table's notes name
@@ -112,8 +112,8 @@ class Round(Record):
     search_score: float | None = None
 
 
-@dataclass
-class Run(Record):
+@dataclass(repr=False)
+class Run(Record, Displayed):
     """The result of `fit`.
 
     Args:
@@ -224,24 +224,27 @@ class Run(Record):
             facts["relevance"] = show_shares(self.relevance)
         return facts
 
+    @property
+    def legend(self) -> list[str]:
+        """What the words for numbers of merges mean, where there are any."""
+        if "relevance" not in self.facts:
+            return []
+        return ["coefficients (Λ): shares of the branches in a merge; relevance (λ): the task weights they amount to"]
+
     def __repr__(self) -> str:
         lines = [self.title, *(f"  {name:<11} {text}" for name, text in self.facts.items())]
         for r in self.searched:
             if len(r.branches) > 1:
                 shares = show_shares(r.coefficients) or "all faulty"
                 lines.append(f"  round {r.index:<3} step {r.end:<7} score {show_number(r.score)}  {shares}")
-        return printable("\n".join([*lines, *(f"  note: {note}" for note in (*self.notes, *self.remarks))]))
+        lines += [f"  note: {note}" for note in (*self.notes, *self.remarks)]
+        return printable("\n".join([*lines, *(f"  {text}" for text in self.legend)]))
 
-    def _repr_html_(self) -> str:
-        lines = [
-            *(f"{name} {text}" for name, text in self.facts.items()),
-            *(f"note: {note}" for note in (*self.notes, *self.remarks)),
-        ]
+    def display(self) -> Display:
+        """Return what a notebook shows of the run."""
         table = rounds_table(self.searched)
-        rows = [[f"<th>{html.escape(column.title)}</th>" for column in table.columns]]
-        rows += [[f"<td>{html.escape(text)}</td>" for text in texts] for texts in table.texts()]
-        body = "".join(f"<tr>{''.join(cells)}</tr>" for cells in rows)
-        return f"<b>{html.escape(self.title)}</b><br>{'<br>'.join(map(html.escape, lines))}<table>{body}</table>"
+        head, notes = [column.title for column in table.columns], [f"note: {n}" for n in (*self.notes, *self.remarks)]
+        return Display(self.title, self.facts, head, table.texts(), (*notes, *self.legend))
 
 
 def rounds_table(

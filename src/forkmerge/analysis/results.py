@@ -13,6 +13,7 @@ from typing import Any, Literal
 from forkmerge.analysis.merge_results import CombinationGains, LossLine
 from forkmerge.engine.storage.records import Record
 from forkmerge.errors import ProblemError
+from forkmerge.problem.display import Display, Displayed
 
 Verdict = Literal["positive", "weak negative", "strong negative", "not enough evidence"]
 Advised = Literal["use", "try", "down-weight", "drop", "no difference shown", "undecided"]
@@ -300,8 +301,8 @@ class Pictures(Record):
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Diagnosis(Record):
+@dataclass(frozen=True, repr=False)
+class Diagnosis(Record, Displayed):
     """Everything `forkmerge diagnose` found: one JSON file, `diagnosis.json`, in its folder.
 
     Args:
@@ -327,3 +328,14 @@ class Diagnosis(Record):
     pictures: Pictures = field(default=Pictures())
     settings: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
+
+    def display(self) -> Display:
+        """Return what a prompt shows of the diagnosis; the page and the command have the whole verdict table."""
+        rows = []
+        for finding in self.findings:
+            best, verdict = finding.curve.best, finding.curve.verdict
+            gain = f"{best.mean:+.3f}" if math.isfinite(best.mean) else "diverged"
+            rows.append((finding.auxiliary, gain, f"{best.weight:.3g}", verdict, finding.advice))
+        legend = "TG: transfer gain, the score with the auxiliary minus without it; λ: the auxiliary's weight"
+        head = ("auxiliary", "largest TG", "at λ", "transfer", "advice")
+        return Display(f"Diagnosis of {self.target!r}", {}, head, rows, (legend, *self.notes))

@@ -34,6 +34,8 @@ def show_run(console: Console, run: Run) -> None:
             say(console, f"  {'':<11} {line}")
     show_rounds(console, run.searched)
     times = ", ".join(f"{name} {show_seconds(seconds)}" for name, seconds in run.seconds.items())
+    for text in run.legend:
+        say(console, f"  {text}", style="dim")
     rest = {"probes": show_metrics(run.probes), "time": times}
     show_facts(console, {name: text for name, text in rest.items() if text})
     for note in (*run.notes, *run.remarks):

@@ -43,12 +43,13 @@ from forkmerge.experiments.recipe import Recipe, load_recipe, read_settings, sou
 from forkmerge.experiments.run_results import PLAN, RunResult, read_plan, read_run_result, write_plan
 from forkmerge.experiments.single_task_reference import References, reference_word, with_references
 from forkmerge.problem.definition import Problem
+from forkmerge.problem.display import Display, Displayed
 
 _FIXED = ("settings", "tune", "tune_seeds", "equal_labels")
 
 
-@dataclass(frozen=True)
-class Comparison:
+@dataclass(frozen=True, repr=False)
+class Comparison(Displayed):
     """What is compared.
 
     Args:
@@ -71,6 +72,21 @@ class Comparison:
     tune_seeds: int = 1
     equal_labels: bool = False
     references: References = field(default_factory=dict)
+
+    def display(self) -> Display:
+        """Return what a prompt shows of the plan."""
+        facts = {
+            "methods": ", ".join(method.label for method in self.methods),
+            "targets": ", ".join(self.targets),
+            "seeds": ", ".join(map(str, self.seeds)),
+            **(
+                {"tune": "; ".join(f"{key} of {list(values)}" for key, values in self.tune.items())}
+                if self.tune
+                else {}
+            ),
+        }
+        runs = len(self.methods) * len(self.targets) * len(self.seeds)
+        return Display(f"Comparison: {runs} runs, before any tuning", facts, notes=("run_comparison(…) does them",))
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain data."""

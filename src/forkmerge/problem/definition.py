@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from forkmerge.errors import ProblemError, check_count, check_name, is_number, unknown_name
+from forkmerge.problem.display import Display, Displayed, display_problem
 from forkmerge.problem.error_facts import describe
 from forkmerge.problem.randomness import derive
 from forkmerge.problem.split_dataset import check_dataset, join, part, size_of
@@ -195,8 +196,8 @@ class Evaluation:
         return bool(said)
 
 
-@dataclass(frozen=True)
-class Problem:
+@dataclass(frozen=True, repr=False)
+class Problem(Displayed):
     """A target task, the data that may help it, and how the target is scored.
 
     Args:
@@ -268,6 +269,10 @@ class Problem:
     def target_validation(self) -> Evaluation:
         """How the target is scored while training."""
         return self.evaluations("validation")[self.target]
+
+    def display(self) -> Display:
+        """Return what a prompt shows of the problem."""
+        return display_problem(self)
 
     def with_target(self, target: str) -> Problem:
         """Return the same problem with another task as its target."""

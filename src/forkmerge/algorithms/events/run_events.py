@@ -196,7 +196,7 @@ class Merged(InPhase):
         coefficients: Λ by branch; empty if every branch was faulty and the last good weights were kept.
         score: Validation score of the merge; None in a refit.
         metrics: The metrics behind it.
-        relevance: λ_k = Σ_b Λ_b ν^b_k by task.
+        relevance: λ_k = Σ_b Λ_b s_b ν^b_k by task, s_b the branch's `lr_scale`.
         candidates: Every combination tried, in order.
         certainty: Share of resamples in which the winner beat the target-only branch, where `confidence` asks for it.
         floor_score: Validation score of the unmerged target-only run, where `floor=True`.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import Any, Literal
 
 import torch
@@ -21,7 +21,9 @@ from forkmerge.algorithms.own_loop.merge_checks import (
     check_state_dict,
     check_trained,
 )
+from forkmerge.algorithms.own_loop.merge_outcome import MergeOutcome
 from forkmerge.algorithms.own_loop.paired_loader import LoaderList, PairedPasses
+from forkmerge.algorithms.table_data import show_metrics
 from forkmerge.engine.merging.arithmetic import Coefficients
 from forkmerge.engine.merging.blend import Blender
 from forkmerge.engine.merging.find_merge import MergeProblem, find_merge
@@ -34,31 +36,11 @@ from forkmerge.engine.training.options import Mixture, mixtures_of
 from forkmerge.engine.training.state import Layout, State, check_same_parameters
 from forkmerge.errors import ProblemError, unknown_name
 from forkmerge.problem.definition import check_weight
+from forkmerge.problem.display import Display, Displayed
 from forkmerge.problem.randomness import random_state_kept
 from forkmerge.problem.scoring import evaluating
 
 Score = Callable[[nn.Module], float]
-
-
-@dataclass(frozen=True)
-class MergeOutcome:
-    """What a merge found.
-
-    Args:
-        coefficients: Λ by branch; empty if every branch was faulty and the last good weights were kept.
-        score: Score of the merged model.
-        branch_scores: Score of every branch on its own.
-        candidates: Every combination tried, with its score, in order.
-        relevance: λ_k = Σ_b Λ_b s_b ν^b_k by task, s_b the branch's `lr_scale`.
-        faults: Branches that were left out because something in them is not finite.
-    """
-
-    coefficients: dict[str, float]
-    score: float
-    branch_scores: dict[str, float]
-    candidates: list[tuple[dict[str, float], float]] = field(repr=False)
-    relevance: dict[str, float]
-    faults: dict[str, str] = field(default_factory=dict)
 
 
 class ForkedBranch:
@@ -102,7 +84,7 @@ class ForkedBranch:
         return f"ForkedBranch({self.name!r}, {self.task_weights}, lr_scale={self.lr_scale:g})"
 
 
-class Fork:
+class Fork(Displayed):
     """Branches of one model that are merged again and again; made by `fork`."""
 
     def __init__(self, branches: list[ForkedBranch], search: Search | None, optimizer_state: str) -> None:
@@ -110,6 +92,14 @@ class Fork:
         self._search, self._optimizer_state = search, optimizer_state
         self._watch = ScoreWatch()
         self._merged = branches[0]._state.weights()
+
+    def display(self) -> Display:
+        """Return what a prompt shows of the fork."""
+        rates = {b.name: "" if b.lr_scale == 1 else f", learning rate × {b.lr_scale:g}" for b in self}
+        rows = [(b.name, show_metrics(b.task_weights) + rates[b.name], str(b._steps)) for b in self]
+        search = "default" if self._search is None else type(self._search).__name__
+        head = ("branch", "task weights", "steps since the last merge")
+        return Display(f"Fork into {len(self)} branches", {"search": search}, head, rows)
 
     def __iter__(self) -> Iterator[ForkedBranch]:
         return iter(list(self._branches.values()))
