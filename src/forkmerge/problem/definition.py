@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from forkmerge.errors import ProblemError, check_count, check_name, is_number, unknown_name
-from forkmerge.problem.display import Display, Displayed, display_problem
+from forkmerge.problem.display import Displayed, display_problem
 from forkmerge.problem.error_facts import describe
 from forkmerge.problem.randomness import derive
 from forkmerge.problem.split_dataset import check_dataset, join, part, size_of
@@ -215,6 +215,7 @@ class Problem(Displayed):
     validation: Mapping[str, Evaluation] | Evaluation
     test: Mapping[str, Evaluation] | Evaluation | None = None
     weights: Literal["loss", "sampling"] = "loss"
+    display = display_problem
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "streams", _by_name(self.streams))
@@ -269,10 +270,6 @@ class Problem(Displayed):
     def target_validation(self) -> Evaluation:
         """How the target is scored while training."""
         return self.evaluations("validation")[self.target]
-
-    def display(self) -> Display:
-        """Return what a prompt shows of the problem."""
-        return display_problem(self)
 
     def with_target(self, target: str) -> Problem:
         """Return the same problem with another task as its target."""
