@@ -37,7 +37,7 @@ def _explained(diagnosis: Diagnosis) -> tuple[str, ...]:
     measured = " or the ".join(_MEASURED[measure] for measure in sorted({f.measure for f in diagnosis.findings}))
     return (
         f"TG: transfer gain, the {' and '.join(sorted(split))} score with the auxiliary minus without it, over paired "
-        f"seeds, with {100 * min(confidence, default=0.95):g}% intervals.",
+        f"seeds, with {100 * min(confidence, default=0.95):g}% intervals. λ: its weight, beside 1 for the target.",
         "Intervals are over seeds, and there is none where seeds show no spread. All runs share one validation set, "
         "whose own sampling error no interval holds.",
         "transfer holds for all λ together (Holm): an auxiliary that does nothing gets a verdict in at most "
