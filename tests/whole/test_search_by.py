@@ -116,7 +116,7 @@ def test_it_resumes_to_the_same_bits(tmp_path: Path) -> None:
     for count in (7, 14, 20):
         folder = tmp_path / str(count)
         with pytest.raises(Stopped):
-            fit(algorithm, problem, noisy_net, folder=folder, observe=stop_at(count))
+            fit(algorithm, problem, noisy_net, folder=folder, on_event=stop_at(count))
         assert_same_run(fit(algorithm, problem, noisy_net, folder=folder, resume=True), whole)
 
 
