@@ -62,22 +62,35 @@ def facts_of(error: BaseException) -> list[str]:
     return [note for note in getattr(error, "__notes__", ()) if str(note).startswith(_FACT)]
 
 
+def has_origin(error: BaseException) -> bool:
+    """Whether an error says which of the user's functions or data sets it came from."""
+    return any(str(fact).startswith(f"{_FACT}in ") for fact in facts_of(error))
+
+
 def shows_all_frames() -> bool:
     """Whether tracebacks keep our own frames: `forkmerge --debug`, or FORKMERGE_DEBUG=1."""
     return os.environ.get("FORKMERGE_DEBUG", "") not in ("", "0")
 
 
 def user_traceback(error: BaseException) -> str | None:
-    """Return an error's traceback without our frames, its facts last; None if no frame is the user's own."""
+    """Return the traceback of an error of the user's code from their first frame on, without ours, its facts last.
+
+    An error that says where it came from has none of their frames where torch raises it, for what their code gave. One
+    of a worker's arrives as text. None is returned of any other without a frame of theirs.
+    """
+    facts = facts_of(error)
+    if isinstance(error, WorkerError):
+        return "\n".join([str(error).rstrip(), *facts])
     shown = traceback.TracebackException.from_exception(error)
     frames = list(shown.stack)
     inner = max((i for i, frame in enumerate(frames) if Path(frame.filename).is_relative_to(_OURS / "cli")), default=-1)
     rest = [frame for frame in frames[inner + 1 :] if not Path(frame.filename).is_relative_to(_OURS)]
-    if not any(_is_users(frame.filename) for frame in rest):
+    first = next((i for i, frame in enumerate(rest) if _is_users(frame.filename)), None)
+    if first is None and not has_origin(error):
         return None
-    shown.stack[:] = rest
-    text = "".join(shown.format())
-    return text + "".join(f"{fact}\n" for fact in facts_of(error) if fact not in text)  # 3.10 leaves notes out
+    shown.stack[:] = [] if first is None else rest[first:]  # before that is how we got there, through torch for example
+    text = "".join(shown.format_exception_only() if first is None else shown.format())
+    return text + "".join(f"{fact}\n" for fact in facts if fact not in text)  # 3.10 leaves notes out
 
 
 def _is_users(file: str) -> bool:

@@ -7,14 +7,31 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
+import time
 import warnings
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from forkmerge.cli.terminal import interruptible, print_json, readable_warnings, say, stderr, stdout, stdout_for_json
+from command_line import TINY
+from forkmerge.cli.terminal import (
+    ends_once,
+    interruptible,
+    print_json,
+    readable_warnings,
+    say,
+    stderr,
+    stdout,
+    stdout_for_json,
+)
+from forkmerge.engine.storage.run_folder import status
+from forkmerge.engine.training import interrupts
 
 
 def terminate() -> None:
@@ -88,3 +105,65 @@ def test_nothing_that_is_printed_is_obeyed_alone_in_tables_or_as_json(capsys):
     for text in (shown.out, shown.err):
         assert text.count(code) >= 4, text
     assert json.loads(shown.out[shown.out.rindex("{") :]) == {hostile: hostile}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_five_interrupts_in_a_row_end_a_run_without_a_traceback_and_it_resumes(workers: int, tmp_path: Path) -> None:
+    (tmp_path / "tiny.py").write_text(TINY)
+    words = ["run", "tiny:recipe", "--out", "run", "--steps", "1000000", "--workers", str(workers)]
+    started = subprocess.Popen(
+        [sys.executable, "-m", "forkmerge.cli", *words, "--set", "training.threads=1"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        record = tmp_path / "run" / "record.jsonl"
+        until = time.monotonic() + 120
+        while (not record.exists() or not record.stat().st_size) and time.monotonic() < until:
+            time.sleep(0.05)
+        for _ in range(5):
+            with suppress(ProcessLookupError):
+                os.killpg(started.pid, signal.SIGINT)  # as a terminal does, to workers, too
+            time.sleep(0.03)
+        output, _ = started.communicate(timeout=60)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(started.pid, signal.SIGKILL)
+    assert started.returncode == 130, output
+    assert "Traceback" not in output
+    assert "KeyboardInterrupt" not in output
+    assert "resume run" in output
+    assert status(tmp_path / "run") == "interrupted"
+
+
+def test_a_program_that_does_not_end_can_be_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = list[int]()
+    monkeypatch.setattr(os, "_exit", ended.append)
+    handler = interrupts.InterruptOnce()
+    with pytest.raises(KeyboardInterrupt):
+        handler(signal.SIGINT, None)
+    handler(signal.SIGINT, None)
+    assert not ended
+    monkeypatch.setattr(interrupts, "_PATIENCE", -1.0)
+    handler(signal.SIGINT, None)
+    assert ended == [130]
+
+
+def test_the_handler_of_ctrl_c_is_the_program_s_while_it_runs() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        with ends_once():
+            assert isinstance(signal.getsignal(signal.SIGINT), interrupts.InterruptOnce)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        with pytest.raises(SystemExit) as caught, ends_once():
+            signal.raise_signal(signal.SIGINT)
+        assert caught.value.code == 130
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        with ends_once():
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN, "what somebody else has set stays"
+    finally:
+        signal.signal(signal.SIGINT, before)

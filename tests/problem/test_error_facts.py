@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ import torch
 from torch.utils.data import Dataset, TensorDataset
 
 import forkmerge as fm
-from forkmerge.errors import facts_of, user_traceback
+from forkmerge.errors import WorkerError, facts_of, user_traceback
 from forkmerge.problem.error_facts import describe
 from problems import examples, fit, plain_net, predict_target, problem_with, seeded, shared_losses, shared_problem
 
@@ -117,3 +119,83 @@ def test_batches_of_any_form_are_described() -> None:
     assert describe(many) == "9 × float32[2]"
     assert describe(({"a": 1}, None)) == "({a: int}, NoneType)"
     assert describe([torch.zeros(1), *range(9)]) == "[float32[1], int, int, int, int, int, int, int, …]"
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        (None, r"losses must return {task: loss}, got NoneType"),
+        ({"tgt": 1.0}, "the loss of task 'tgt' must be a scalar tensor, got float"),
+        ({"tgt": torch.zeros(3)}, r"the loss of task 'tgt' must be a scalar tensor, got shape \[3\]"),
+    ],
+)
+def test_losses_that_change_their_form_later_are_shown_without_our_frames(result: Any, message: str) -> None:
+    def losses(model: Any, batch: Any, tasks: Any, context: fm.Context) -> Any:
+        return result if context.step == 3 else shared_losses(model, batch, tasks, context)
+
+    with pytest.raises(TypeError, match=message) as caught:
+        fit(fm.SingleTask(), problem_with(losses), steps=6)
+    shown = user_traceback(caught.value.with_traceback(caught.tb.tb_next.tb_next))  # without this test's own frames
+    assert shown is not None
+    assert "Traceback" not in shown
+    assert "forkmerge: in the losses of stream 'all' (tasks tgt); examples" in shown
+    assert "forkmerge: at step 3 of branch" in shown
+
+
+class Ragged(Pairs):
+    """Gives examples of different length from the second epoch on."""
+
+    reads = 0
+
+    def __getitem__(self, index: int) -> Any:
+        self.reads += 1
+        inputs, labels = super().__getitem__(index)
+        return (inputs[: self.reads % 3], labels) if self.reads > 30 else (inputs, labels)
+
+
+def test_what_torch_says_of_the_users_examples_is_shown_without_our_frames() -> None:
+    streams = {"all": fm.Stream(Ragged(), shared_losses, ("tgt", "aux"), 4)}
+    with pytest.raises(RuntimeError, match="equal size") as caught:
+        fit(None, fm.Problem("tgt", streams, shared_problem().target_validation), steps=12)
+    shown = user_traceback(caught.value.with_traceback(caught.tb.tb_next.tb_next))
+    assert shown is not None
+    assert shown.startswith("RuntimeError: stack expects each tensor to be equal size")
+    assert "forkmerge: in making a batch of stream 'all'; examples" in shown
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_error_while_validating_says_when(workers: int, tmp_path: Path) -> None:
+    with pytest.raises((ZeroDivisionError, WorkerError)) as caught:
+        fit(None, shared_problem(metrics=Late(tmp_path / "count")), workers=workers)
+    shown = user_traceback(caught.value)
+    assert shown is not None
+    assert "ZeroDivisionError: no positives" in shown
+    assert "forkmerge: validating 'tgt' in round 1, after step 4" in shown
+    assert "in metric 'late'" in shown
+
+
+class Late:
+    """A metric that fails the second time, in whatever process."""
+
+    __name__ = "late"
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __call__(self, predictions: Any, targets: Any) -> float:
+        if self.file.exists():
+            raise ZeroDivisionError("no positives")
+        self.file.write_text("once")
+        return 0.0
+
+
+def test_frames_before_the_users_first_are_left_out() -> None:
+    def inside() -> None:
+        raise KeyError("theirs")
+
+    with pytest.raises(KeyError) as caught:
+        contextlib.ExitStack().__enter__().enter_context(contextlib.contextmanager(inside)())  # type: ignore[arg-type]
+    shown = user_traceback(caught.value.with_traceback(caught.tb.tb_next))
+    assert shown is not None
+    assert "contextlib.py" not in shown
+    assert "inside" in shown

@@ -40,6 +40,7 @@ from forkmerge.engine.training.torch_compile import compiled
 from forkmerge.errors import ProblemError, check_count, unknown_name
 from forkmerge.methods import method_from
 from forkmerge.problem.definition import Problem
+from forkmerge.problem.error_facts import note_moment
 from forkmerge.problem.randomness import derive, random_state_kept, set_random_state
 from forkmerge.problem.scoring import device_of
 from forkmerge.problem.search_metric import searched_by
@@ -179,8 +180,9 @@ class Algorithm(ABC):
                         held_back(executor.interrupt) if folder is not None else nullcontext(),
                     ):
                         state = rounds.run()
-                except BaseException:
+                except BaseException as error:
                     execution.binding.restore_buffers()  # so that the same module can resume
+                    note_moment(error, f"validating {job.problem.target!r} {_moment(rounds)}")
                     raise
                 state.notes.extend(note for note in (*notes, *store.warnings) if note not in state.notes)
                 run = _to_run(type(self).__name__, job.problem.target, rounds.steps, config, facts, state)
@@ -190,6 +192,12 @@ class Algorithm(ABC):
 
 def _rebuild_searched(rebuild: Callable[[], Problem], search_by: Any) -> Problem:
     return searched_by(rebuild(), search_by)
+
+
+def _moment(rounds: Rounds) -> str:
+    if not hasattr(rounds, "state"):
+        return "in a ranking run"
+    return f"in round {rounds.state.round}, after step {rounds.state.step}"
 
 
 def check_numbers(steps: object, seed: object, threads: object) -> None:

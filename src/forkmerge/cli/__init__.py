@@ -10,9 +10,12 @@ from pathlib import Path
 def main() -> None:
     """Run the command line; what it advises to type begins with the name that it was called by."""
     os.environ.setdefault("FORKMERGE_COMMAND", _name())
-    from forkmerge.cli.commands import app
+    from forkmerge.cli.terminal import ends_once
 
-    app(prog_name=os.environ["FORKMERGE_COMMAND"])
+    with ends_once():
+        from forkmerge.cli.commands import app
+
+        app(prog_name=os.environ["FORKMERGE_COMMAND"])
 
 
 def _name() -> str:

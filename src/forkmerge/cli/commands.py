@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +13,7 @@ from typer.core import TyperGroup
 
 from forkmerge._version import __version__
 from forkmerge.cli.terminal import say, stderr
-from forkmerge.errors import ForkMergeError, ResourceError, WorkerError, command, shows_all_frames, user_traceback
+from forkmerge.errors import ForkMergeError, ResourceError, command, shows_all_frames, user_traceback
 
 _WORDS = "forkmerge.words"  # what was typed, in the context that all commands share
 _TRY_AGAIN = 75  # EX_TEMPFAIL of sysexits.h: nothing is wrong with what was asked for, but the machine has run out
@@ -34,10 +35,11 @@ class _Commands(TyperGroup):
         except ForkMergeError as error:
             say(stderr(), f"error: {error}", style="red")
             raise typer.Exit(_TRY_AGAIN if isinstance(error, ResourceError) else 2) from None
+        except KeyboardInterrupt:
+            say(stderr(), "interrupted before anything was written.", style="yellow")
+            raise typer.Exit(128 + signal.SIGINT) from None
         except Exception as error:
-            own = (
-                None if shows_all_frames() else str(error) if isinstance(error, WorkerError) else user_traceback(error)
-            )
+            own = None if shows_all_frames() else user_traceback(error)
             if own is None:
                 raise  # ours, or all of it was asked for
             say(stderr(), own.rstrip())

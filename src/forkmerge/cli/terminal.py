@@ -14,14 +14,30 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from forkmerge.engine.training.interrupts import InterruptOnce, Terminated, terminate
 from forkmerge.errors import printable
+
+
+@contextmanager
+def ends_once() -> Iterator[None]:
+    """Let Ctrl-C end this program once, without a traceback, however often it is pressed."""
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # such as that of `nohup`
+        yield
+        return
+    handler = InterruptOnce()
+    signal.signal(signal.SIGINT, handler)
+    try:
+        yield
+    except KeyboardInterrupt:  # before any command has begun
+        raise SystemExit(128 + signal.SIGINT) from None
+    finally:
+        # Python forgets handlers of its own while it ends.
+        signal.signal(signal.SIGINT, signal.SIG_IGN if handler.first is not None else signal.default_int_handler)
 
 
 @contextmanager
 def interruptible(console: Console, how_to_go_on: Callable[[], str | None]) -> Iterator[None]:
     """End cleanly on Ctrl-C and SIGTERM, saying how to go on; None says that nothing was written."""
-    from forkmerge.engine.training.interrupts import Terminated, terminate  # here, since help does without torch
-
     before = signal.signal(signal.SIGTERM, terminate)
     try:
         yield

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from forkmerge.errors import add_fact, facts_of
+from forkmerge.errors import WorkerError, add_fact, facts_of, has_origin
 from forkmerge.problem.labels import example_with, refused_label
 
 _SHOWN = 8  # examples, columns or keys of a batch
@@ -20,7 +20,7 @@ def note_origin(error: BaseException, origin: str, *, batch: Any = None, example
         batch: What the code was called with.
         examples: The positions of its examples in their data set.
     """
-    if any(" in " in fact for fact in facts_of(error)):
+    if has_origin(error):
         return
     parts = [f"in {origin}"]
     if examples is not None:
@@ -32,6 +32,12 @@ def note_origin(error: BaseException, origin: str, *, batch: Any = None, example
     if batch is not None:
         parts.append(f"the batch is {describe(batch)}")
     add_fact(error, "; ".join(parts))
+
+
+def note_moment(error: BaseException, moment: str) -> None:
+    """Add to an error of the user's code when it came, unless it says at which step."""
+    if not any("at step" in text for text in (*facts_of(error), str(error) if isinstance(error, WorkerError) else "")):
+        add_fact(error, moment)
 
 
 def describe(batch: Any) -> str:

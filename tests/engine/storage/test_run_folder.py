@@ -680,3 +680,23 @@ def test_a_copy_of_a_run_goes_on_and_so_does_one_of_an_earlier_version(tmp_path:
         shutil.copytree(other / "checkpoints", mixed / "checkpoints")
         with RunFolder.open(mixed) as folder, pytest.raises(StoreError, match="was written by another run"):
             folder.load()
+
+
+@pytest.mark.parametrize("how", ["removed", "moved", "replaced"])
+def test_a_folder_that_is_gone_is_noticed_at_the_next_write(how: str, tmp_path: Path) -> None:
+    """The open record would take every further line, and nobody would ever see one."""
+    path = tmp_path / "run"
+    with RunFolder.create(path, {"a": 1}) as run:
+        run.record({"event": "start"})
+        path.rename(tmp_path / "elsewhere")
+        if how == "removed":
+            shutil.rmtree(tmp_path / "elsewhere")
+        if how == "replaced":
+            RunFolder.create(path, {"a": 2}).close()
+        for write in (lambda: run.record({"event": "x"}), lambda: run.save({"b": 1}, 1), lambda: run.finish({}, {})):
+            with pytest.raises(StoreError, match=r"removed, moved or replaced .* move it back .* start again"):
+                write()
+        assert how == "replaced" or not path.exists()
+        if how == "moved":
+            (tmp_path / "elsewhere").rename(path)
+            run.record({"event": "back"})

@@ -7,33 +7,26 @@ never starts, and has no way to hand over memory.
 from __future__ import annotations
 
 import os
-import pickle
 import signal
-import sys
-import threading
 import time
-import traceback
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from multiprocessing import get_context, parent_process
-from multiprocessing.connection import Connection, wait
+from multiprocessing import get_context, resource_tracker
+from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from forkmerge.engine.executors.executor import Tell, WorkerError
+from forkmerge.engine.executors.executor import WorkerError
 from forkmerge.engine.executors.resources import is_shortage, shortage
 from forkmerge.engine.executors.shared_memory import Memory, Parcel, receive, send
-from forkmerge.errors import ProblemError, ResourceError, shows_all_frames, user_traceback
-
-Handler = Callable[[Any, list[Memory], Tell], tuple[Any, list[Memory]]]
-"""`handler(job, memory, tell) -> (answer, memory)`: does a job in a worker process."""
+from forkmerge.engine.executors.worker_process import BROKEN, Handler, serve
+from forkmerge.errors import ProblemError, ResourceError
 
 _START_LIMIT = 50.0  # seconds until a process has imported this module; torch takes a few
 _STARTS = 2  # a process killed while it starts, for whatever reason, is started once more
 _GLANCE = 1.0  # seconds between looks at exit codes: a dead worker's own children may keep its pipes open
-_BROKEN = (EOFError, OSError, pickle.UnpicklingError)
 
 
 @dataclass(frozen=True)
@@ -66,9 +59,10 @@ class Worker:
         context = get_context("spawn")
         self.connection, other = context.Pipe()
         # Not a daemon: those may not have children, and a training run may read its data in processes of its own.
-        self.process: BaseProcess = context.Process(target=_serve, args=(other,), name=f"worker {index}")
+        self.process: BaseProcess = context.Process(target=serve, args=(other,), name=f"worker {index}")
         try:
-            self.process.start()
+            with _interrupts_blocked():
+                self.process.start()
         except BaseException:
             self.connection.close()
             raise
@@ -210,7 +204,7 @@ class Team:
     def _replace_dead(self, worker: Worker) -> list[WorkerEvent]:
         """Put a new process in the place of one that has died, or of one that nobody understands."""
         if not worker.is_ready:
-            with suppress(*_BROKEN):
+            with suppress(*BROKEN):
                 while True:
                     self._note(worker, *receive(worker.connection))  # what it said last, if anything, is the error
             self._starts[worker.index] += 1
@@ -286,56 +280,15 @@ def _exit(process: BaseProcess) -> str:
     return f"exit code {code}"
 
 
-def _serve(connection: Connection[Any, Any]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends its workers
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    sys.stdout = sys.stderr  # standard output is the parent's, for results
-    send(connection, ("up", None))
-    try:
-        (index, places), memories = receive(connection, private=True)
-    except (*_BROKEN, MemoryError, ResourceError) as error:
-        if is_shortage(error):
-            _say_lost(connection, error)
-        return  # or the run ended before it began
-    try:
-        handler: Handler = Parcel.open(places, memories[0])(index)
-    except Exception as error:
-        _fail(connection, error)
+@contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """Let what starts inside begin without hearing Ctrl-C: it could only show a traceback before it can ignore it."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
         return
-    send(connection, ("ready", None))
-    while True:
-        try:
-            job, memories = receive(connection)
-        except (*_BROKEN, MemoryError, ResourceError) as error:
-            if is_shortage(error):
-                _say_lost(connection, error)
-            return
-        try:
-            answer, made = handler(job, memories, lambda value: send(connection, ("news", value)))
-            send(connection, ("done", answer), made)
-        except Exception as error:
-            if not _fail(connection, error):
-                return
-
-
-def _fail(connection: Connection[Any, Any], error: Exception) -> bool:
-    """Send an error, as text: not every exception survives the way back; False if the process had better end."""
-    own = user_traceback(error)
-    if isinstance(error, ResourceError) or (own is None and is_shortage(error)):
-        _say_lost(connection, error)
-        return False
-    send(connection, ("failed", own if own and not shows_all_frames() else traceback.format_exc()))
-    return True
-
-
-def _say_lost(connection: Connection[Any, Any], error: BaseException) -> None:
-    with suppress(OSError):
-        send(connection, ("lost", str(shortage("it has too little of something", error)).rstrip(".")))
-
-
-def _end_with_parent() -> None:
-    """Wait for the parent's end: killed outright, it cannot end its workers, which would wait for work for ever."""
-    parent = parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
+    resource_tracker.ensure_running()  # which would unblock it
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

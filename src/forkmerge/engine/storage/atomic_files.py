@@ -210,6 +210,19 @@ def _kind(entry: os.DirEntry[str]) -> str:
     return kinds.get(stat.S_IFMT(mode), "device")
 
 
+def check_there(folder: Path, file: BinaryIO) -> None:
+    """Refuse to go on where the folder of an open file is gone: the file itself would still take everything."""
+    try:
+        if os.path.samestat(os.stat(folder / Path(file.name).name), os.fstat(file.fileno())):
+            return
+    except OSError:
+        pass
+    raise StoreError(
+        f"{folder} has been removed, moved or replaced while the run wrote to it: the run ends here. If it was moved, "
+        "move it back and resume it; if it was removed, its checkpoints and its record are lost: start again."
+    )
+
+
 def is_unused(folder: Path) -> bool:
     """Tell whether there is nothing to protect: no folder, or what a kill while one was made leaves in it."""
     return not folder.exists() or (folder.is_dir() and holds_nothing(folder, "config.json"))

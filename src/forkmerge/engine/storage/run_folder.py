@@ -225,6 +225,7 @@ class RunFolder:
     def _writable(self) -> BinaryIO:
         if self._record is None:
             raise StoreError(f"{self.path} was closed or opened for reading only: open it with lock=True.")
+        atomic_files.check_there(self.path, self._record)
         return self._record
 
     def _write_state(self, folder: Path, value: Any) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, NoReturn
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_PATIENCE = 5.0  # seconds in which a program that was interrupted should have ended
 _NEWS = b"\nstopping after this step, to write a checkpoint; once more ends at once\n"
 
 
@@ -21,6 +23,25 @@ class Terminated(KeyboardInterrupt):
 def terminate(number: int, frame: FrameType | None) -> NoReturn:
     """Handle SIGTERM like Ctrl-C."""
     raise Terminated
+
+
+class InterruptOnce:
+    """The handler of Ctrl-C of a program: it raises KeyboardInterrupt once; more of them, while it ends, do nothing.
+
+    If it has not ended after some seconds, one more ends it at once: what is on the disk is whole at any moment.
+    """
+
+    def __init__(self) -> None:
+        self.first: float | None = None
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Handle a SIGINT."""
+        now = time.monotonic()
+        if self.first is None:
+            self.first = now
+            raise KeyboardInterrupt
+        if now - self.first > _PATIENCE:
+            os._exit(128 + number)
 
 
 class _Request:
@@ -52,7 +73,7 @@ def held_back(forward: Callable[[], None]) -> Iterator[None]:
     """
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     ends = (signal.default_int_handler, signal.SIG_DFL, terminate)
-    mine = {int(number): handler for number, handler in before.items() if handler in ends}
+    mine = {int(n): handler for n, handler in before.items() if handler in ends or isinstance(handler, InterruptOnce)}
     if threading.current_thread() is not threading.main_thread() or not mine:
         yield
         return

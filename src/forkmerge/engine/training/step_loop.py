@@ -170,6 +170,7 @@ class StepLoop:
         with self.training.autocast(self.device):
             try:
                 losses = stream.losses(self.binding.model, batch, tasks, Context(step, seed, cuts))
+                _check_losses(losses, tasks)
             except Exception as error:
                 self._note_origin(error, name, batch, tasks, step)
                 raise
@@ -329,3 +330,14 @@ class StepLoop:
     def _without_gradient(self) -> list[str]:
         pairs = zip(self.binding.layout.slices, self.binding.layout.parameters, strict=True)
         return [row_slice.name for row_slice, parameter in pairs if parameter.grad is None]
+
+
+def _check_losses(losses: Any, tasks: list[str]) -> None:
+    """Refuse what the first batch was refused for, in any later one."""
+    if not hasattr(losses, "get"):
+        raise TypeError(f"losses must return {{task: loss}}, got {type(losses).__name__}")
+    for task in tasks:
+        loss = losses.get(task)
+        if loss is not None and (not isinstance(loss, Tensor) or loss.dim()):
+            form = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            raise TypeError(f"the loss of task {task!r} must be a scalar tensor, got {form}")
