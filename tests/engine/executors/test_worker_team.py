@@ -18,7 +18,7 @@ import forkmerge as fm
 from forkmerge.engine.executors import shared_memory, worker_team
 from forkmerge.engine.executors.executor import Tell, WorkerError
 from forkmerge.engine.executors.shared_memory import Memory
-from forkmerge.engine.executors.worker_team import Event, Team
+from forkmerge.engine.executors.worker_team import Team, WorkerEvent
 from problems import SGD, TASKS, evaluation, examples, plain_net, shared_losses, shared_problem
 
 
@@ -118,7 +118,7 @@ class _Unreadable:
         return int, ("no number",)
 
 
-def next_events(team: Team, job: Any = None) -> list[Event]:
+def next_events(team: Team, job: Any = None) -> list[WorkerEvent]:
     """Wait for a worker, give it a job, and return what comes of it."""
     with at_most(60):
         while not team.free():
