@@ -16,14 +16,19 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+import forkmerge as fm
 import report_samples as samples
 from _asserts import facts
+from forkmerge.algorithms.checkpoint import RunState
 from forkmerge.algorithms.run_record import Run
 from forkmerge.algorithms.saved_run import list_saved_runs
 from forkmerge.analysis.diagnosis.diagnosis import PLAN, RESULT
 from forkmerge.analysis.diagnosis.pieces import FORMAT
 from forkmerge.cli.commands import app
-from forkmerge.engine.storage.json_files import write_versioned
+from forkmerge.engine.storage.atomic_files import fingerprint
+from forkmerge.engine.storage.json_codec import seal
+from forkmerge.engine.storage.json_files import interpreting, write_versioned
+from forkmerge.engine.storage.run_folder import RunFolder
 from forkmerge.experiments.comparison import plan_comparison, run_comparison
 from forkmerge.experiments.recipe import load_recipe
 from forkmerge.report import save_result
@@ -195,3 +200,44 @@ def test_every_other_run_is_listed_beside_a_bad_one(here: Path) -> None:
     assert rows["finished"]["status"] == "finished"
     assert rows["interrupted"]["status"] == "unreadable"
     assert "interrupted/config.json is not JSON" in rows["interrupted"]["changed"]
+
+
+def _sealed(checkpoint: Path, **changes: Any) -> None:
+    """Change the manifest of a checkpoint and give it the checksum that it should have."""
+    content = json.loads((checkpoint / "manifest.json").read_bytes())["content"]
+    whole = changes.pop("whole", None)
+    (checkpoint / "manifest.json").write_bytes(seal({**content, **changes} if whole is None else whole[0]))
+
+
+@pytest.mark.parametrize("value", [[], None, "x", {}, -5, 1.5])
+@pytest.mark.parametrize("key", ["whole", "files", "record_offset"])
+def test_a_manifest_with_a_good_checksum_and_wrong_content_is_no_traceback(key: str, value: Any, here: Path) -> None:
+    for checkpoint in (here / "runs/interrupted/checkpoints").iterdir():
+        _sealed(checkpoint, **{key: [value] if key == "whole" else value})
+    told = ""
+    try:
+        told = "".join(fit(folder=here / "runs/interrupted", resume=True).notes)
+    except fm.StoreError as error:
+        told = str(error)
+    assert f"{here}/runs/interrupted/checkpoints" in told
+
+
+@pytest.mark.parametrize("value", [[], None, "x", {}, -5])
+def test_a_state_with_a_good_checksum_and_wrong_content_is_named(value: Any, here: Path) -> None:
+    folder = here / "runs/interrupted"
+    whole = {path: path.read_bytes() for path in folder.glob("checkpoints/*/*.json")}
+    newest = max((folder / "checkpoints").iterdir())
+    state = json.loads((newest / "state.json").read_bytes())
+    for key in state:
+        for path, data in whole.items():
+            path.write_bytes(data)
+        (newest / "state.json").write_text(json.dumps({**state, key: value}))
+        files = {name: fingerprint(newest / name) for name in ("state.safetensors", "state.json")}
+        _sealed(newest, files=files)
+        told = str(folder)
+        try:
+            with RunFolder.open(folder, lock=False) as opened, interpreting(folder, "a checkpoint"):
+                RunState.from_value(opened.load())
+        except fm.StoreError as error:
+            told = str(error)
+        assert str(folder) in told

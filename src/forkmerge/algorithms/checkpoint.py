@@ -12,6 +12,7 @@ from forkmerge.algorithms.run_record import Round
 from forkmerge.engine.training.branch import BranchResult
 from forkmerge.engine.training.options import Mixture
 from forkmerge.engine.training.state import State
+from forkmerge.errors import StoreError
 from forkmerge.problem.exact_sum import add_exactly, rounded
 
 
@@ -200,15 +201,23 @@ class RunState:
     def from_value(cls, value: dict[str, Any]) -> RunState:
         """Return the progress that `to_value` described; `refork` completes its branches."""
         data = {name: value[name] for name in _PLAIN if name in value or name not in _LATER}
+        for name, item in data.items():
+            if not isinstance(item, _PLAIN[name]):
+                raise TypeError(f"{name} is a {type(item).__name__}")
         data["phase"] = Phase(value["phase"])
         data["selection"] = Selection(**value["outcome"]) if value["outcome"] else None
         data["mixtures"] = [Mixture.from_value(item) for item in value["mixtures"]]
-        data["rounds"] = [Round.from_json(item) for item in value["rounds"]]
+        try:
+            data["rounds"] = [Round.from_json(item) for item in value["rounds"]]
+        except StoreError as error:  # which has no name of a file, and whoever reads this adds it
+            raise ValueError(str(error)) from error
         data["snapshots"] = {name: _snapshot(item) for name, item in value["snapshots"].items()}
         data["best"] = _snapshot(value["best"]) if value["best"] else None
         for name in _STATES:
             data[name] = State.from_value(value[name]) if value[name] else None
         data["branches"] = [State.from_value(item) for item in value["branches"]]
+        if data["merged"] is None or not 0 < len(data["branches"]) == len(data["mixtures"]):
+            raise ValueError("it has no merge, or no branches to go on with")
         return cls(**data)
 
     def refork(self) -> None:
@@ -230,20 +239,20 @@ class RunState:
 
 
 _STATES = ("merged", "initial", "floor", "searched")
-_PLAIN = (
-    "round_start",
-    "losses",
-    "seconds",
-    "reference",
-    "probes",
-    "notes",
-    "saves",
-    "bad_steps",
-    "first_bad_step",
-    "shares_floor",
-    "trained_steps",
-    "untouched",
-)
+_PLAIN: dict[str, tuple[type, ...]] = {
+    "round_start": (int,),
+    "losses": (dict,),
+    "seconds": (int, float),
+    "reference": (dict, type(None)),
+    "probes": (dict,),
+    "notes": (list,),
+    "saves": (int,),
+    "bad_steps": (dict,),
+    "first_bad_step": (int, type(None)),
+    "shares_floor": (bool,),
+    "trained_steps": (dict,),
+    "untouched": (list, type(None)),
+}
 # Which checkpoints of earlier versions lack.
 _LATER = ("bad_steps", "first_bad_step", "shares_floor", "trained_steps", "untouched")
 

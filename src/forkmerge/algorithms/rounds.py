@@ -31,6 +31,7 @@ from forkmerge.algorithms.settings import Settings
 from forkmerge.algorithms.snapshots import entering_states, take_snapshots, uses_snapshots
 from forkmerge.algorithms.validation import Validator
 from forkmerge.engine.executors.branch_execution import BranchExecution
+from forkmerge.engine.storage.json_files import interpreting
 from forkmerge.engine.storage.run_folder import NoStore, RunFolder
 from forkmerge.engine.training.interrupts import is_stop_requested, stop_now
 from forkmerge.engine.training.release_memory import MappedRows
@@ -130,7 +131,8 @@ class Rounds:
         self.events.warn()
         if value is None:
             return False
-        self.state = run = RunState.from_value(value)
+        with interpreting(f"the newest checkpoint in {self.store.path}", "one of a run"):
+            self.state = run = RunState.from_value(value)
         value.clear()  # which would hold a second copy of the last merge until this call ends
         run.merged = self._mapped_copy(self.binding.place(run.merged))
         self.binding.attach_weights(run.merged)  # frees the module's own memory before the branches need theirs

@@ -145,6 +145,7 @@ def map_file(cache: str | os.PathLike[str] | None, key: str) -> Path:
     """Return where decoded images are kept: in a folder of the user's, by default the one in the cache folder."""
     folder = Path(cache) if cache is not None else cache_folder("images")
     check_private(folder)
+    check_private(folder / f"{key}.npy")
     return folder / f"{key}.npy"
 
 

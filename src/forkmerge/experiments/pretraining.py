@@ -39,7 +39,7 @@ from forkmerge.engine.storage import atomic_files
 from forkmerge.engine.storage.json_codec import encode, plain
 from forkmerge.engine.storage.lock import try_lock
 from forkmerge.engine.storage.run_folder import RunFolder
-from forkmerge.engine.storage.user_folders import cache_folder, make_private
+from forkmerge.engine.storage.user_folders import cache_folder, check_private, make_private
 from forkmerge.errors import ConfigError, StoreError, check_keys, unknown_name
 from forkmerge.experiments.recipe import Recipe, seeded_recipe
 from forkmerge.problem.batches import read_examples
@@ -280,6 +280,7 @@ def _read(key: str, on_event: OnEvent) -> dict[str, Tensor] | None:
     if not is_done(key):
         return None
     try:
+        check_private(folder)
         return RunFolder.open(folder, lock=False).model_tensors()
     except StoreError as error:
         on_event(Notice(text=f"the pre-training is done again: {error}", is_warning=True))

@@ -134,3 +134,25 @@ def test_what_others_may_have_put_there_is_not_read_and_what_is_made_is_the_user
     with pytest.raises(StoreError, match=rf"^{path.parent} can be written by other users"):
         convert_once(path, read_text, write)
     assert os.listdir(path.parent) == []
+
+
+def test_a_file_that_others_could_have_written_is_refused(tmp_path: Path) -> None:
+    """Their folder may have been open to them once."""
+    file, before = tmp_path / "cache" / "map.npy", os.umask(0)
+    try:
+        assert convert_once(file, _text, lambda path: path.write_text("mine") and None) == "mine"
+    finally:
+        os.umask(before)
+    assert convert_once(file, _text, lambda path: None) == "mine", "what is made is nobody else's, whatever the umask"
+    file.chmod(0o666)
+    with pytest.raises(StoreError, match=r"map\.npy can be written by other users"):
+        convert_once(file, _text, lambda path: None)
+    file.chmod(0o644)
+    if os.geteuid() == 0:
+        os.chown(file, 12345, 12345)
+        with pytest.raises(StoreError, match=r"map\.npy belongs to another user"):
+            convert_once(file, _text, lambda path: None)
+
+
+def _text(path: Path) -> str | None:
+    return path.read_text() if path.exists() else None

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from forkmerge.engine.storage.json_codec import pack
+from forkmerge.engine.storage.json_codec import encode, pack
 from forkmerge.engine.storage.json_files import (
     checksum,
     interpreting,
@@ -148,3 +148,13 @@ def test_a_versioned_file_begins_with_its_version_and_makes_its_folder(tmp_path:
     assert read_versioned(path, 3, ["a"], "a plan") == {"format": 3, "a": [1, None], "b": {"2": "x"}}
     with pytest.raises(StoreError, match="cannot make the folder"):
         write_versioned(path / "inside" / "plan.json", 3, {})
+
+
+@pytest.mark.parametrize("kind", ["sha256", "crc32"])
+def test_a_damaged_name_of_the_checksum_does_not_hide_it(kind: str) -> None:
+    whole = encode(with_checksum({"a": 1, "b": "x"}, kind))
+    assert parse_object(whole, "it", kind) == {"a": 1, "b": "x"}
+    for changed in (kind[:-1] + "7", "x" + kind[1:]):
+        with pytest.raises(StoreError, match="it is damaged: it does not match its own checksum"):
+            parse_object(whole.replace(kind.encode(), changed.encode()), "it", kind)
+    assert parse_object(b'{"a": 1, "b": "x"}', "it", kind) == {"a": 1, "b": "x"}

@@ -276,9 +276,11 @@ def unseal(path: Path) -> dict[str, Any]:
         content = json.loads(text)["content"]
         if seal(content) != text:
             raise ValueError("it does not match its own checksum")
+        if not isinstance(content, dict):
+            raise ValueError(f"it holds a {type(content).__name__}")
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise Damage(f"{path.name}: {_reason(error)}") from error
-    return dict(content)
+    return content
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import stat
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -48,6 +49,7 @@ def convert_once(path: Path, read: Callable[[Path], T | None], write: Callable[[
         write: Makes it, under the path that it gets, and syncs its files.
     """
     check_private(path.parent)
+    check_private(path)
     content = read(path)
     if content is None:
         with atomic_files.explained(f"write {path}"):
@@ -66,5 +68,7 @@ def _make(path: Path, write: Callable[[Path], None]) -> None:
             atomic_files.remove(old)
     with atomic_files.replacing(path) as unfinished:
         write(unfinished)
+        for item in (unfinished, *unfinished.glob("*")):
+            item.chmod(item.stat().st_mode & ~(stat.S_IWGRP | stat.S_IWOTH))  # whatever the umask
         if path.is_dir():  # a folder cannot be replaced by a rename
             atomic_files.discard(path)

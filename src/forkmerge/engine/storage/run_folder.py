@@ -37,7 +37,7 @@ from forkmerge.engine.storage.json_files import (
     write_object,
 )
 from forkmerge.engine.storage.lock import take_lock, try_lock
-from forkmerge.errors import StoreError, command
+from forkmerge.errors import StoreError, command, is_count
 
 __all__ = ["NoStore", "RunFolder", "Store", "list_runs", "status", "write_atomically"]
 
@@ -250,13 +250,18 @@ class RunFolder:
     def _read_state(self, folder: Path, record_size: float = math.inf) -> tuple[Any, int]:
         """Return the verified value in `folder` and the size the record had when it was written."""
         manifest = atomic_files.unseal(folder / _MANIFEST)
-        if (version := manifest["format"]) != FORMAT:
+        if (version := manifest.get("format")) != FORMAT:
             raise StoreError(f"{folder} has format {version}, not {FORMAT}: use the forkmerge that wrote it.")
         if {key: manifest[key] for key in (_RUN, "config") if key in manifest} != self._run:
             which = "with another config.json" if manifest.get(_RUN) == self._run.get(_RUN) else "by another run"
             raise StoreError(f"{folder} was written {which} than this folder's: put each back where it belongs.")
-        atomic_files.verify(folder, {name: manifest["files"][name] for name in (_TENSORS, _STATE)})
-        offset = int(manifest["record_offset"])
+        try:
+            files, offset = {name: manifest["files"][name] for name in (_TENSORS, _STATE)}, manifest["record_offset"]
+            atomic_files.verify(folder, files)
+        except (LookupError, TypeError) as error:
+            raise Damage(f"{_MANIFEST}: it does not say what it should ({error})") from error
+        if not is_count(offset, 0):
+            raise Damage(f"{_MANIFEST}: its record_offset is {str(offset)[:20]!r}")
         if record_size < offset:
             raise Damage(f"record.jsonl: it holds {record_size} bytes, {offset} expected")
         with explained(f"read {folder / _STATE}"):
