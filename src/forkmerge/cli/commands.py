@@ -43,11 +43,8 @@ class _Commands(TyperGroup):
             if own is None:
                 raise  # ours, or all of it was asked for
             say(stderr(), own.rstrip())
-            say(
-                stderr(),
-                f"error: in code that is not forkmerge's; all frames: {command(f'--debug {_typed(ctx)}')}",
-                "red",
-            )
+            words = command(f"--debug {_typed(ctx)}")
+            say(stderr(), f"error: in code that is not forkmerge's; all frames: {words}", style="red")
             raise typer.Exit(1) from None
 
 
