@@ -138,6 +138,7 @@ class TestOtherOptions:
         assert config["problem"]["validation"].pop("batch_size") > 0
         assert config["algorithm"].pop("prune_keeps") == "target"
         assert config["algorithm"].pop("search_by") is None
+        assert config["algorithm"].pop("rule") == "argmax"
         as_earlier_version(killed, **{key: config[key] for key in ("training", "problem", "algorithm")})
         assert fit(fm.ForkMerge(interval=4), net=frozen_seeded, folder=killed, resume=True).model is not None
 

@@ -67,7 +67,7 @@ def test_a_replay_with_another_search_metric_or_data_uses_them(kept):
 def test_scores_on_some_examples_are_those_of_a_pass_over_them(kept):
     folder, recipe, _ = kept
     saved = replayed_search.open_round(folder, recipe, 1)
-    score = saved._scorer(saved.evaluation, [3, 5, 8])
+    score = saved._scores.scorer(saved.evaluation, [3, 5, 8])
     binding = saved.blend.binding
     binding.attach_weights(saved.blend((0.5, 0.5, 0.0)))
     direct = -fm.measure(binding.model, saved.evaluation, indices=[3, 5, 8])["nll"]

@@ -194,3 +194,22 @@ class TestCriterion:
     def test_several_metrics_cannot_be_scored_without_a_reference(self) -> None:
         with pytest.raises(fm.ProblemError, match="need reference values"):
             Criterion({"a": 1, "b": 1}).score({"a": 1.0, "b": 1.0})
+
+
+def test_slopes_of_a_score_are_its_differences() -> None:
+    metrics = {"hits": fm.accuracy, "extra": fm.absolute_error, "loss": fm.nll}
+    criteria = [
+        Criterion({"loss": -1}),
+        Criterion({"hits": 1}),
+        Criterion({"hits": -1}),
+        Criterion({"hits": 1, "loss": -1}, {"hits": 0.5, "loss": -2.0}),
+    ]
+    for criterion in criteria:
+        base = criterion.score_of_sums(metrics, [3.0, 1.0, 2.0], [10.0, 10.0, 10.0])
+        raised = [[3.0 + (at == 0), 1.0, 2.0 + (at == 2)] for at in (0, 2)]
+        names = [name for name in ("hits", "loss") if name in criterion.directions]
+        changes = dict(zip(("hits", "loss"), raised, strict=True))
+        expected = [10 * (criterion.score_of_sums(metrics, changes[name], [10.0] * 3) - base) for name in names]
+        assert criterion.slopes(metrics) == pytest.approx(expected)
+    with pytest.raises(fm.ProblemError, match="reference values"):
+        Criterion({"hits": 1, "loss": -1}).slopes(metrics)

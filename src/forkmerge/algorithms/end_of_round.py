@@ -21,6 +21,7 @@ from forkmerge.engine.merging.find_merge import Merge, find_merge
 from forkmerge.engine.merging.measure_candidate import MeasureRequest
 from forkmerge.engine.merging.race_over_examples import ExampleRace
 from forkmerge.engine.merging.relevance import task_relevance
+from forkmerge.engine.merging.rules import Rule
 from forkmerge.engine.merging.searches import Search
 from forkmerge.engine.merging.synchronise import synchronise
 from forkmerge.engine.training.options import Mixture
@@ -127,7 +128,8 @@ class EndOfRound:
         ranked = time.perf_counter()
         problem = ValidatedMerge(trained.names, blend, faults, validator, self.execution, self._request(trained.phase))
         with validator.evaluating():  # once, for all candidates
-            merged = MergedRound(find_merge(problem, search))
+            rule = Rule(self.settings.rule, derive(self.execution.job.seed, "rule", trained.index))
+            merged = MergedRound(find_merge(problem, search, rule))
             self._doubt(trained, merged, problem.race)
         searched = time.perf_counter()
         rank = ranked - started + validator.seconds(states)

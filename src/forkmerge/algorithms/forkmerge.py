@@ -38,6 +38,7 @@ _PAPER: dict[str, Any] = {
     "search_by": None,
     "tail": None,
     "tail_anneal": "linear",  # of a tail, which there is none
+    "rule": "argmax",
 }
 """Every option of `ForkMerge`, as the paper has it."""
 
@@ -85,6 +86,11 @@ class ForkMerge(Settings, Algorithm):
             are then chosen by what a mixture is worth after the target has been trained on for a while. None has none.
         tail_anneal: What the learning rate does in the tail: the schedule's times a "linear" fall from 1 to 0 over it,
             or, for "none", the schedule's.
+        rule: Which candidate of a search is installed, see `Rule`: the best, "argmax", or one that few examples cannot
+            tell from it: "one_standard_error" takes the one nearest to uniform coefficients, "bagged" the mean of those
+            that win in resamples of the examples. A merge is never worse on validation than its best branch by argmax,
+            and never by more than the standard error of their difference by the others; `confidence` asks about what
+            the rule has chosen. Both look at every example for every candidate; for metrics that add up over examples.
 
     Example:
         >>> import forkmerge as fm

@@ -14,13 +14,14 @@ from torch import nn
 from torch.utils.data import Subset
 
 from forkmerge.algorithms.mixtures import check_mixtures, reference_branch, scale_auxiliaries
+from forkmerge.engine.merging.rules import ARGMAX, check_rule
 from forkmerge.engine.training.options import Mixture, Training
 from forkmerge.errors import ProblemError, unknown_name
 from forkmerge.problem.batches import batches
-from forkmerge.problem.definition import Context, Problem, Stream
+from forkmerge.problem.definition import Context, Evaluation, Problem, Stream
 from forkmerge.problem.error_facts import note_origin
 from forkmerge.problem.labels import MISSING, example_with, extreme_examples, refused_label
-from forkmerge.problem.metrics import Criterion, accuracy
+from forkmerge.problem.metrics import Criterion, NotPerExample, accuracy
 from forkmerge.problem.randomness import derive, random_state_kept, set_random_state
 from forkmerge.problem.scoring import cost_reader, device_of, measure, modes_kept
 from forkmerge.problem.search_metric import reported_directions, search_directions
@@ -44,12 +45,6 @@ def check_run(problem: Problem, model: nn.Module, training: Training, settings: 
     check_mixtures(problem, mixtures)
     check_search(settings, len(mixtures))
     validation = problem.target_validation
-    reader = cost_reader(validation, seed)
-    if settings.confidence is not None and (reader is None or not reader.falls_with_costs):
-        raise ProblemError(
-            "confidence draws validation examples anew, so it needs metrics that add up over examples, such as "
-            "fm.accuracy or fm.nll: measure those, pass search_by='nll', or leave it out."
-        )
     check_method(problem, training, mixtures)
     check_streams_in_turn(problem, training, mixtures)
     directions = reported_directions(validation)
@@ -72,6 +67,7 @@ def check_run(problem: Problem, model: nn.Module, training: Training, settings: 
         with random_state_kept():
             for name, stream in problem.stream_map.items():
                 check_stream(name, stream, model, [*mixtures, *probes, *tails], training, seed)
+            check_costs(settings, validation, model, seed)
             check_metrics(problem, model, seed)
             if settings.refit:
                 check_union(problem, model, training, seed)
@@ -79,6 +75,26 @@ def check_run(problem: Problem, model: nn.Module, training: Training, settings: 
         for buffer, value in saved:
             buffer.copy_(value)
         model.zero_grad(set_to_none=True)
+
+
+def check_costs(settings: Any, validation: Evaluation, model: nn.Module, seed: int) -> None:
+    """Refuse options that compare candidates example by example where the score of a search does not add up."""
+    asked = {"confidence": settings.confidence is not None, f"rule={settings.rule!r}": settings.rule != ARGMAX}
+    option = next((name for name, is_asked in asked.items() if is_asked), None)
+    if option is None:
+        return
+    reader = cost_reader(validation, seed)
+    has_costs = reader is not None and reader.falls_with_costs
+    if reader is not None and has_costs:
+        try:
+            reader.read(model, range(reader.chunk))
+        except NotPerExample:
+            has_costs = False
+    if not has_costs:
+        raise ProblemError(
+            f"{option} compares candidates example by example, so it needs metrics that add up over examples, such as "
+            "fm.accuracy or fm.nll: measure those, pass search_by='nll', or leave it out."
+        )
 
 
 def check_metrics(problem: Problem, model: nn.Module, seed: int) -> None:
@@ -146,6 +162,7 @@ def check_streams_in_turn(problem: Problem, training: Training, mixtures: list[M
 def check_search(settings: Any, branches: int) -> None:
     """Refuse a search that cannot serve the branches there are, or those that pruning leaves."""
     settings.search_for(branches).check(branches)
+    check_rule(settings.rule, is_guarded=settings.search_for(branches).guarded)
     for fewer in range(min(settings.prune_to or 0, branches - 1), 0, -1):
         try:
             settings.search_for(fewer).check(fewer)

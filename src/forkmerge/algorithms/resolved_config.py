@@ -136,7 +136,13 @@ def stored_training(folder: str | os.PathLike[str] | None, resume: bool) -> dict
 # What runs did that were begun before there was a choice: of training, and of algorithms and methods by name.
 _FORMER = {"statistics": "all", "lr_of": None}
 _FORMER_OPTIONS: dict[str, dict[str, Any]] = {
-    "ForkMerge": {"prune_keeps": "target", "search_by": None, "tail": None, "tail_anneal": "linear"},
+    "ForkMerge": {
+        "prune_keeps": "target",
+        "search_by": None,
+        "tail": None,
+        "tail_anneal": "linear",
+        "rule": "argmax",
+    },
     "GradNorm": {"softmax": False, "weighted_heads": True, "gradients": None},
     "MGDA": {"gradients": None},
     "Mixture": {"lr_scale": 1.0, "auxiliary_streams": "all"},

@@ -119,8 +119,9 @@ class Rounds:
         weights = sum(row.nbytes for row in initial.rows.values()) if settings.keep_branches else 0
         kept = weights * len(mixtures) * math.ceil(self.steps / self.interval)
         self.events.start_search(self.state, self.steps, target=self.target, seed=self.job.seed, branch_bytes=kept)
-        rates = self.job.training.rate_note(self.binding.optimizer)
-        self.state.notes += [rates] if rates else []
+        training = self.job.training
+        notes = training.rate_note(self.binding.optimizer), settings.cost_note(problem, mixtures, self.steps, training)
+        self.state.notes += [note for note in notes if note]
         if not settings.needs_search(len(mixtures)):
             skip_search(self.state, settings.search_for(len(mixtures)), self.steps)
             self.events.start_phase(self.state, self.steps)

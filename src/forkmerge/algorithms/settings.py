@@ -9,11 +9,12 @@ from typing import Any, Literal
 
 from forkmerge.algorithms.mixtures import Mixed, Mixtures, check_mixtures, mixtures_from, scale_auxiliaries
 from forkmerge.engine.executors.resources import check_descriptors
+from forkmerge.engine.merging.rules import ARGMAX, RULES
 from forkmerge.engine.merging.searches import Fixed, Greedy, Grid, Search, search_from
 from forkmerge.engine.storage.run_folder import CHECKPOINTS_KEPT
 from forkmerge.engine.training.model_binding import ModelBinding
 from forkmerge.engine.training.optimizers import state_share
-from forkmerge.engine.training.options import Mixture
+from forkmerge.engine.training.options import Mixture, Training
 from forkmerge.engine.training.state import StateSizes
 from forkmerge.errors import ProblemError, check_count
 from forkmerge.methods import Method, method_from
@@ -23,11 +24,13 @@ from forkmerge.problem.search_metric import check_search_by
 GRID, GREEDY = Grid(5), Greedy((0.0, 0.2, 0.4, 0.6, 0.8, 1.0))
 """The paper's searches for two branches and for more, whatever their own defaults become."""
 
+_PASSES_OF_STEP, _MOST_SEARCH = 3, 0.1  # forward and backward, in forward passes; the share of training that is much
 _CHOICES = {
     "checkpoint": ("last", "best_in_interval", "best_so_far"),
     "bn": ("average", "recompute"),
     "optimizer_state": ("keep", "average", "reset"),
     "select": ("last", "best"),
+    "rule": RULES,
     "prune_keeps": ("target", "largest"),
     "tail_anneal": ("linear", "none"),
 }
@@ -60,6 +63,7 @@ class Settings:
     search_by: Any = None
     tail: float | None = None
     tail_anneal: Literal["linear", "none"] = "linear"
+    rule: Literal["argmax", "one_standard_error", "bagged"] = "argmax"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mixtures", mixtures_from(self.mixtures))
@@ -149,6 +153,26 @@ class Settings:
     def _most_branches(self, problem: Problem) -> int:
         probes = dict.fromkeys((probe.name for probe in self.probes(problem)), 0.0)
         return len(self.branches(problem, probes))
+
+    def cost_note(self, problem: Problem, mixtures: Sequence[Mixture], steps: int, training: Training) -> str | None:
+        """Say it where a rule makes ranking and search take more than a tenth of training, counted in examples."""
+        size, count = problem.target_validation.size, len(mixtures)
+        if self.rule == ARGMAX or count < 2:
+            return None
+        sizes = [(stream.tasks, stream.batch_size * training.accumulate) for stream in problem.stream_map.values()]
+        per_step = sum(batch for m in mixtures for tasks, batch in sizes if m.active(tasks))
+        trained = _PASSES_OF_STEP * per_step * self.interval_of(steps)
+        candidates = self.search_for(count).evaluations(count) - count + 1
+        seen = min(self.search_examples or size, size)
+        share = (count * size + candidates * seen) / trained
+        if share <= _MOST_SEARCH:
+            return None
+        fewer = int((_MOST_SEARCH * trained - count * size) / candidates)
+        advice = f"search_examples={fewer}" if fewer >= 2 else "a longer interval"
+        return (
+            f"rule={self.rule!r} looks at {seen} validation examples for each of up to {candidates} candidates: "
+            f"ranking and search take about {share:.0%} of training; {advice} makes it {_MOST_SEARCH:.0%}"
+        )
 
     def interval_of(self, steps: int) -> int:
         """Δt for a run of `steps` steps."""

@@ -18,7 +18,8 @@ from forkmerge.engine.merging.blend import Blender
 from forkmerge.engine.merging.find_merge import MergeProblem
 from forkmerge.engine.merging.measure_candidate import Measurement, MeasureRequest
 from forkmerge.engine.merging.race import Entrant, ScoredEntrant
-from forkmerge.engine.merging.race_over_examples import ExampleRace, turn_length
+from forkmerge.engine.merging.race_over_examples import ExampleRace, cost_table, turn_length
+from forkmerge.engine.merging.rules import CostTable
 from forkmerge.engine.training.model_binding import ModelBinding
 from forkmerge.engine.training.state import State
 from forkmerge.problem.definition import Problem
@@ -187,6 +188,11 @@ class Validator:
         entry = self._entry(state)
         return entry.metrics if entry is not None else {}
 
+    def known_costs(self, state: State) -> ExampleCosts | None:
+        """Return what every example was last measured to cost a state in this round, where scores add up."""
+        entry = self._entry(state)
+        return entry.costs if entry is not None else None
+
     def seconds(self, states: Sequence[State]) -> float:
         """Return the time that measuring states took in this round."""
         return sum(entry.seconds for entry in map(self._entry, states) if entry is not None)
@@ -240,6 +246,7 @@ class ValidatedMerge(MergeProblem):
         self.blend, self.validator, self.execution, self.request = blend, validator, execution, request
         self.race: ExampleRace | None = None
         self.metrics: dict[Coefficients, dict[str, float]] = {}
+        self._costs: dict[Coefficients, ExampleCosts] = {}
         self._has_started = False
 
     def score_branch(self, index: int) -> float:
@@ -255,17 +262,30 @@ class ValidatedMerge(MergeProblem):
         state = self.blend(coefficients)
         score = self.validator.score(state, remeasure=state is self.blend.out)
         self.metrics[coefficients] = self.validator.known_metrics(state)
+        costs = self.validator.known_costs(state)
+        if costs is not None:
+            self._costs[coefficients] = costs
         return score
 
     def enter(self, candidates: Sequence[Coefficients], guides: Sequence[Coefficients]) -> Sequence[Entrant]:
         """Return entrants that are raced where scores add up over examples, and took a whole pass elsewhere."""
-        if not self._has_started:
-            self._has_started, self.race = True, self.validator.race(self.blend)
+        self._start()
         if self.race is not None:  # in this process: which example is evaluated next depends on the last one
             return self.race.enter(candidates, guides)
         if self.execution.workers == 1 or len(candidates) == 1:
             return [ScoredEntrant(self._whole_pass(coefficients)) for coefficients in candidates]
         return [ScoredEntrant(score) for score in self._passes_of_workers(candidates)]
+
+    def cost_table(self, points: Sequence[Coefficients], *, on_all: bool = False) -> CostTable:
+        """Return what every example costs combinations that were scored."""
+        self._start()
+        if self.race is None:
+            return super().cost_table(points)
+        if not (on_all and self.on_sample):
+            return self.race.table(points)
+        singles = dict(zip(vertices(len(self.names)), map(self.validator.known_costs, self.blend.states), strict=True))
+        costs = [self._costs.get(point) or singles[point] for point in points]
+        return cost_table(self.race.reader, self.race.criterion, [each for each in costs if each is not None])
 
     def metrics_of(self, coefficients: Coefficients) -> dict[str, float]:
         """Return the metrics of the winner as the search has measured them; empty if no branch could be used."""
@@ -276,6 +296,10 @@ class ValidatedMerge(MergeProblem):
         if coefficients in self.metrics or self.race is None:
             return self.metrics.get(coefficients, {})
         return self.validator.with_others(self.blend(coefficients), self.race.metrics(coefficients))
+
+    def _start(self) -> None:
+        if not self._has_started:
+            self._has_started, self.race = True, self.validator.race(self.blend)
 
     def _whole_pass(self, coefficients: Coefficients) -> float:
         return self.validator.sample_score(self.blend(coefficients)) if self.on_sample else self.score(coefficients)

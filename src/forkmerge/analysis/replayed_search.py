@@ -9,6 +9,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -18,15 +19,15 @@ from torch import Tensor, nn
 from forkmerge.algorithms.fit import build_model
 from forkmerge.algorithms.mixtures import is_target_only, reference_branch
 from forkmerge.algorithms.run_record import Round, Run
+from forkmerge.analysis.combination_scores import CombinationScores, ReplayedMerge
 from forkmerge.analysis.combinations import copy_state
 from forkmerge.analysis.merge_results import Counterfactual, Replay, Survival
 from forkmerge.engine.executors.devices import check_devices, place_model
 from forkmerge.engine.merging.arithmetic import Coefficients, vertices
 from forkmerge.engine.merging.batchnorm_policy import recompute_statistics
 from forkmerge.engine.merging.blend import Blender
-from forkmerge.engine.merging.candidates import Score
-from forkmerge.engine.merging.find_merge import Merge, MergeProblem, find_merge
-from forkmerge.engine.merging.race import Entrant, ScoredEntrant
+from forkmerge.engine.merging.find_merge import Merge, find_merge
+from forkmerge.engine.merging.rules import ARGMAX, Rule, check_rule
 from forkmerge.engine.merging.searches import Greedy, Search, fitting, search_from
 from forkmerge.engine.storage.run_folder import RunFolder
 from forkmerge.engine.training.options import Mixture, Training
@@ -35,9 +36,8 @@ from forkmerge.errors import ProblemError, StoreError, unknown_name
 from forkmerge.experiments.recipe import Recipe
 from forkmerge.problem.definition import Evaluation, Problem
 from forkmerge.problem.example_order import sample_indices
-from forkmerge.problem.metrics import Criterion, ExampleCosts
+from forkmerge.problem.metrics import Criterion
 from forkmerge.problem.randomness import derive
-from forkmerge.problem.scoring import cost_reader, read_metrics
 from forkmerge.problem.search_metric import (
     SearchedEvaluation,
     reported_directions,
@@ -72,10 +72,11 @@ class SavedRound:
     search: Search
     search_examples: int | None
     seed: int
+    rule: str = ARGMAX
 
     def __post_init__(self) -> None:
-        self._costs: dict[tuple[int, Coefficients], ExampleCosts | None] = {}
-        self._asked: dict[int, Evaluation] = {}  # alive, so that no other gets the number of one
+        alone = vertices(len(self.names))[self.names.index(self.target_only)]
+        self._scores = CombinationScores(self.blend, self.criterion, alone, self.seed)
 
     @property
     def evaluation(self) -> Evaluation:
@@ -110,6 +111,7 @@ class SavedRound:
         metrics: Any = None,
         higher_is_better: Mapping[str, bool] | None = None,
         indices: Sequence[int] | None = None,
+        rule: str | None = None,
     ) -> Replay:
         """Search the coefficients again, as the run did: on a sub-sample if it drew one, without faulty branches.
 
@@ -122,17 +124,21 @@ class SavedRound:
             higher_is_better: `{name: bool}` of metrics that do not say so themselves; one that has the name of a
                 metric of the data keeps its direction.
             indices: Some of the validation examples only, for search and score.
+            rule: Another rule; all but "argmax" need metrics that add up over examples.
         """
+        if rule is not None:
+            check_rule(rule, is_guarded=(search_from(search) or self.search).guarded)
         data = self.evaluation if evaluation is None else self._searched_alike(evaluation)
         if metrics is not None or higher_is_better is not None:
             own = {name: data.metrics[name] for name in reported_directions(data)}
             data = _measured_by(data, own if metrics is None else metrics, higher_is_better or {})
-        merge = self._find(data, indices, search_from(search) or self.search)
+        merge = self._find(data, indices, search_from(search) or self.search, rule=rule)
         changed = {
             "search": search is not None,
             "data": evaluation is not None,
             "metric": metrics is not None or higher_is_better is not None,
             "examples": indices is not None,
+            "rule": rule is not None,
         }
         words = ", ".join(name for name, is_changed in changed.items() if is_changed)
         return Replay(
@@ -142,7 +148,7 @@ class SavedRound:
             recorded=dict(self.record.coefficients),
             chosen=merge.coefficients,
             score=merge.score,
-            recorded_score=self._scorer(data, indices)(self._recorded()),
+            recorded_score=self._scores.scorer(data, indices)(self._recorded()),
             branch_scores=merge.branch_scores,
             evaluations=len(merge.candidates),
         )
@@ -151,7 +157,7 @@ class SavedRound:
         """Return what the merge would have been had a branch got coefficient 0."""
         if branch not in self.names:
             raise self._unknown(branch)
-        out, score, recorded = self.names.index(branch), self._scorer(self.evaluation, None), self._recorded()
+        out, score, recorded = self.names.index(branch), self._scores.scorer(self.evaluation, None), self._recorded()
         others = [i for i in range(len(self.names)) if i != out]
         if not others:
             raise ProblemError(f"{branch!r} is the only branch of round {self.record.index}.")
@@ -185,7 +191,7 @@ class SavedRound:
             order = torch.randperm(size, generator=generator).tolist()
             halves = sorted(order[: size // 2]), sorted(order[size // 2 :])
             for one, other in (halves, halves[::-1]):
-                score, check = self._scorer(self.evaluation, one), self._scorer(self.evaluation, other)
+                score, check = self._scores.scorer(self.evaluation, one), self._scores.scorer(self.evaluation, other)
                 chosen = tuple(self._find(self.evaluation, one, self.search).coefficients.values())
                 seen.append(score(chosen) - score(base))
                 unseen.append(check(chosen) - check(base))
@@ -194,19 +200,26 @@ class SavedRound:
         return Survival(self.record.index, tuple(seen), tuple(unseen), *means, kept, self.target_only)
 
     def _find(
-        self, data: Evaluation, indices: Sequence[int] | None, search: Search, without: str | None = None
+        self,
+        data: Evaluation,
+        indices: Sequence[int] | None,
+        search: Search,
+        without: str | None = None,
+        rule: str | None = None,
     ) -> Merge:
         """Search as the run did; branches that were faulty, or are left out, get coefficient 0."""
         self._recorded()  # refuses a round without a merge
         faults = {name: branch.fault for name, branch in self.record.branches.items() if branch.fault}
         if without is not None:
             faults[without] = "it was left out"
-        on_sample = None
+        on_sample, sample = None, indices
         if indices is None and self.search_examples is not None:
             size = data.size
             sample = sample_indices(size, self.search_examples, self.seed, "validation", self.record.index)
-            on_sample = self._scorer(data, sample)
-        return find_merge(_ReplayedMerge(self.names, faults, self._scorer(data, indices), on_sample), search)
+            on_sample = self._scores.scorer(data, sample)
+        tables = partial(self._scores.table, data, indices), partial(self._scores.table, data, sample)
+        problem = ReplayedMerge(self.names, faults, self._scores.scorer(data, indices), on_sample, tables)
+        return find_merge(problem, search, Rule(rule or self.rule, derive(self.seed, "rule", self.record.index)))
 
     def _searched_alike(self, data: Evaluation) -> Evaluation:
         """Return other data searched by the metric that the run searched by, where it chose one."""
@@ -222,56 +235,6 @@ class SavedRound:
                 f"every branch of round {self.record.index} was faulty: there was no merge to ask about."
             )
         return tuple(self.record.coefficients.get(name, 0.0) for name in self.names)
-
-    def _scorer(self, data: Evaluation, indices: Sequence[int] | None) -> Any:
-        """Return the score of coefficients; what every example costs is found out once where the score adds up."""
-        criterion = self.criterion
-        if search_directions(data) != criterion.directions:
-            criterion = Criterion(search_directions(data))
-            if criterion.needs_reference:
-                alone = vertices(len(self.names))[self.names.index(self.target_only)]
-                criterion = criterion.with_reference(self._metrics(data, None, alone))
-        return lambda coefficients: criterion.score(self._metrics(data, indices, coefficients))
-
-    def _metrics(self, data: Evaluation, indices: Sequence[int] | None, coefficients: Coefficients) -> dict[str, float]:
-        key = id(self._asked.setdefault(id(data), data)), coefficients
-        binding = self.blend.binding
-        if key not in self._costs:
-            binding.attach_weights(self.blend(coefficients))
-            metrics, self._costs[key] = read_metrics(binding.model, data, None, self.seed)
-            if indices is None:
-                return metrics
-        costs = self._costs[key]
-        reader = cost_reader(data, self.seed)
-        if costs is not None and reader is not None:
-            part = costs if indices is None else ExampleCosts(*(column[list(indices)] for column in costs))
-            return reader.values(part)
-        binding.attach_weights(self.blend(coefficients))
-        return read_metrics(binding.model, data, indices, self.seed)[0]
-
-
-class _ReplayedMerge(MergeProblem):
-    """A round's merge again, scored from what is known of its combinations."""
-
-    def __init__(self, names: Sequence[str], faults: Mapping[str, str], score: Score, on_sample: Score | None) -> None:
-        super().__init__(names, faults, on_sample=on_sample is not None)
-        self._score, self._sample_score = score, on_sample or score
-
-    def score_branch(self, index: int) -> float:
-        """Return the score of a branch."""
-        return self._score(vertices(len(self.names))[index])
-
-    def sample_score_of_branch(self, index: int) -> float:
-        """Return the score of a branch on the round's sub-sample."""
-        return self._sample_score(vertices(len(self.names))[index])
-
-    def score(self, coefficients: Coefficients) -> float:
-        """Return the score of a combination."""
-        return self._score(coefficients)
-
-    def enter(self, candidates: Sequence[Coefficients], guides: Sequence[Coefficients]) -> list[Entrant]:
-        """Return candidates whose scores, on the sub-sample where there is one, are known."""
-        return [ScoredEntrant(self._sample_score(coefficients)) for coefficients in candidates]
 
 
 def _measured_by(data: Evaluation, metrics: Any, higher_is_better: Mapping[str, bool]) -> Evaluation:
@@ -320,6 +283,7 @@ def open_round(folder: str | os.PathLike[str], recipe: Recipe, index: int) -> Sa
         search=settings.search_for(len(states)),
         search_examples=settings.search_examples,
         seed=seed,
+        rule=settings.rule,
     )
 
 

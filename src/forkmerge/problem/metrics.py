@@ -256,6 +256,16 @@ class Criterion:
             result = math.fsum(changes) / len(changes) if all(map(math.isfinite, changes)) else math.nan
         return result if math.isfinite(result) else -math.inf
 
+    def slopes(self, metrics: Mapping[str, MeanCost]) -> list[float]:
+        """Return how the score changes with Σ costs / Σ counts of every metric it is made of: it is linear in these."""
+        if self.needs_reference:
+            raise ProblemError("several metrics need reference values before they can be scored.")
+        signs = {n: -sign if metrics[n].complement else sign for n, sign in self.directions.items()}
+        ordered = [name for name in metrics if name in signs]
+        if len(signs) == 1 or self.reference is None:
+            return [float(signs[name]) for name in ordered]
+        return [signs[name] / abs(self.reference[name]) / len(signs) for name in ordered]
+
     def score_of_sums(self, metrics: Mapping[str, MeanCost], sums: Sequence[float], totals: Sequence[float]) -> float:
         """Return the score of metrics from the sums of their costs and counts."""
         return self.score(values_of_sums(metrics, sums, totals))

@@ -178,7 +178,7 @@ class TestMerging:
         with pytest.raises(fm.ProblemError, match=r"no branch has changed since the last merge: train branch\.model"):
             forked.merge(score)
 
-    @pytest.mark.parametrize("bad", [None, torch.zeros(2), "high"])
+    @pytest.mark.parametrize("bad", [None, torch.zeros(2, 2), "high"])
     def test_a_score_that_is_not_a_number_is_named(self, bad: Any) -> None:
         forked = fm.fork(model := seeded(plain_net), sgd(model), BRANCHES)
         train(forked)

@@ -115,3 +115,12 @@ def test_candidates_without_a_score_or_entrants_are_refused() -> None:
 def test_the_example_in_the_docstring_holds() -> None:
     result = doctest.testmod(candidates)
     assert (result.attempted > 0, result.failed) == (True, 0)
+
+
+def test_all_can_be_finished_and_looked_up_to_rounding() -> None:
+    score = Candidates(lambda coefficients: -coefficients[0], branch_scores={(1.0, 0.0): 2.0, (0.0, 1.0): 1.0})
+    score.best_among([(0.3, 0.7), (0.6, 0.4)])
+    assert [value for _, value in score.finish()] == [2.0, 1.0, -0.3, -0.6]
+    assert score.position((0.1 + 0.2, 0.7)) == 2
+    assert score.same((0.1 + 0.2, 0.7)) == (0.3, 0.7)
+    assert score.same((0.25, 0.75)) == (0.25, 0.75)

@@ -22,12 +22,13 @@ from forkmerge.algorithms.own_loop.merge_checks import (
     check_trained,
 )
 from forkmerge.algorithms.own_loop.merge_outcome import MergeOutcome
+from forkmerge.algorithms.own_loop.own_merge import OwnMerge, Score
 from forkmerge.algorithms.own_loop.paired_loader import LoaderList, PairedPasses
 from forkmerge.algorithms.table_data import show_metrics
-from forkmerge.engine.merging.arithmetic import Coefficients
 from forkmerge.engine.merging.blend import Blender
-from forkmerge.engine.merging.find_merge import MergeProblem, find_merge
+from forkmerge.engine.merging.find_merge import find_merge
 from forkmerge.engine.merging.relevance import task_relevance
+from forkmerge.engine.merging.rules import ARGMAX, Rule, check_rule
 from forkmerge.engine.merging.searches import Greedy, Grid, Search, search_from
 from forkmerge.engine.merging.synchronise import synchronise
 from forkmerge.engine.training.learning_rates import ScaledSteps
@@ -37,10 +38,8 @@ from forkmerge.engine.training.state import Layout, State, check_same_parameters
 from forkmerge.errors import ProblemError, unknown_name
 from forkmerge.problem.definition import check_weight
 from forkmerge.problem.display import Display, Displayed
-from forkmerge.problem.randomness import random_state_kept
+from forkmerge.problem.randomness import derive, random_state_kept
 from forkmerge.problem.scoring import evaluating
-
-Score = Callable[[nn.Module], float]
 
 
 class ForkedBranch:
@@ -118,15 +117,18 @@ class Fork(Displayed):
         *,
         into: nn.Module | None = None,
         search: Search | str | None = None,
+        rule: str = ARGMAX,
         refresh: Callable[[nn.Module], None] | None = None,
         allow_unequal_steps: bool = False,
     ) -> MergeOutcome:
         """Search the best combination of the branches, and let all branches go on from it.
 
         Args:
-            score: Validates a model; higher is better. Called in evaluation mode without gradients.
+            score: Validates a model; higher is better. Called in evaluation mode without gradients. It returns a
+                number, or one per validation example as a tensor [n], whose mean counts.
             into: A model that also gets the merged weights.
             search: Overrides the fork's search.
+            rule: Which candidate is installed, see `ForkMerge`; all but "argmax" need a score per example.
             refresh: Called on every combination before it is scored, e.g. to recompute BatchNorm statistics.
             allow_unequal_steps: Merge branches whose optimizers took different numbers of steps since the last merge.
         """
@@ -134,6 +136,8 @@ class Fork(Displayed):
         states = self._gather(branches)
         used = search_from(search) or self._search or (Grid() if len(branches) <= 2 else Greedy())
         used.check(len(branches))
+        check_rule(rule, is_guarded=used.guarded)
+        chooser = Rule(rule, derive(self._first._passes.seed, "rule", self._first._passes.round_index))
         self._check_trained(states, allow_unequal_steps)
         first = branches[0]._binding  # whose model is lent to the candidates
         faults = find_faulty(names, states)
@@ -148,7 +152,7 @@ class Fork(Displayed):
         blend = Blender(first, states, scratch, refreshed)
         try:
             with random_state_kept(), evaluating(first.model):
-                merge = find_merge(_OwnMerge(names, faults, blend, score), used)
+                merge = find_merge(OwnMerge(names, faults, blend, score), used, chooser)
                 check_scores(merge, faults)
                 if any(merge.vector):
                     self._merged.take_weights(blend(merge.vector))
@@ -313,28 +317,3 @@ def fork(
     if chosen is not None:
         chosen.check(len(forked))
     return Fork(forked, chosen, optimizer_state)
-
-
-class _OwnMerge(MergeProblem):
-    """A merge that is scored by the user's own function of a model."""
-
-    def __init__(self, names: list[str], faults: Mapping[str, str], blend: Blender, score: Score) -> None:
-        super().__init__(names, faults)
-        self.blend, self.user_score = blend, score
-
-    def score_branch(self, index: int) -> float:
-        """Return the score of a branch."""
-        return self._score(self.blend.states[index])
-
-    def score(self, coefficients: Coefficients) -> float:
-        """Return the score of a combination."""
-        return self._score(self.blend(coefficients))
-
-    def _score(self, state: State) -> float:
-        binding = self.blend.binding
-        binding.attach_weights(state)
-        value = self.user_score(binding.model)
-        try:
-            return float(value)
-        except (TypeError, ValueError, RuntimeError):
-            raise ProblemError(f"score must return one number, higher is better; got {value!r:.80}.") from None

@@ -79,6 +79,21 @@ class Candidates:
         self._settled.add(self._key(winner))
         return winner
 
+    def finish(self) -> list[tuple[Coefficients, float]]:
+        """Evaluate every candidate to its end, those that lost a race included, and return all with their scores."""
+        for coefficients, _ in list(self._entrants.values()):
+            self(coefficients)
+        return self.tried
+
+    def position(self, coefficients: Coefficients) -> int:
+        """Return the position in `tried` of a candidate."""
+        return list(self._entrants).index(self._key(coefficients))
+
+    def same(self, coefficients: Coefficients) -> Coefficients:
+        """Return the candidate that is equal to some coefficients, to the bit as it was tried; else themselves."""
+        entry = self._entrants.get(self._key(coefficients))
+        return tuple(coefficients) if entry is None else entry[0]
+
     @property
     def tried(self) -> list[tuple[Coefficients, float]]:
         """Every candidate in the order of evaluation, with its score, or an upper bound of it: see `unfinished`."""

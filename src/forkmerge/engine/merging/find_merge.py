@@ -10,7 +10,11 @@ from dataclasses import dataclass, field
 from forkmerge.engine.merging.arithmetic import Coefficients, vertices
 from forkmerge.engine.merging.candidates import Candidates
 from forkmerge.engine.merging.race import Entrant, ScoredEntrant
+from forkmerge.engine.merging.rules import CostTable, Rule, is_within
 from forkmerge.engine.merging.searches import Search, best_of
+from forkmerge.errors import ProblemError
+
+_ARGMAX = Rule()
 
 
 class MergeProblem(ABC):
@@ -49,6 +53,18 @@ class MergeProblem(ABC):
         """
         return [ScoredEntrant(self.score(coefficients)) for coefficients in candidates]
 
+    def cost_table(self, points: Sequence[Coefficients], *, on_all: bool = False) -> CostTable:
+        """Return what every example costs combinations that were scored; asked only by rules that need costs.
+
+        Args:
+            points: The combinations.
+            on_all: Whether all validation examples are asked about, and not those that the search sees.
+        """
+        raise ProblemError(
+            "a rule other than argmax compares candidates example by example, so it needs metrics that add up over "
+            "examples, such as fm.accuracy or fm.nll."
+        )
+
 
 @dataclass
 class Merge:
@@ -76,12 +92,16 @@ class Merge:
         return tuple(self.coefficients.values())
 
 
-def find_merge(problem: MergeProblem, search: Search) -> Merge:
+def find_merge(problem: MergeProblem, search: Search, rule: Rule = _ARGMAX) -> Merge:
     """Search the coefficients of a merge.
 
     Branches with a fault (a loss, parameter or score that is not finite) get coefficient 0. A search on a sub-sample
     has its winner confirmed on all validation data: the best single branch is taken instead if it is better there, so
     the merge is never worse on validation than any branch.
+
+    Another rule than argmax chooses among all candidates that the search has evaluated, and uniform coefficients of the
+    usable branches. What it chooses may be worse on validation than the best branch, but by no more than the standard
+    error of their paired difference: the best branch is taken otherwise.
     """
     names, faults = problem.names, dict(problem.faults)
     scores = [-math.inf if name in faults else problem.score_branch(i) for i, name in enumerate(names)]
@@ -91,12 +111,14 @@ def find_merge(problem: MergeProblem, search: Search) -> Merge:
     usable = [i for i, name in enumerate(names) if name not in faults]
     merge = Merge({}, -math.inf, dict(zip(names, scores, strict=True)), faults=faults)
     if usable:
-        _choose(problem, search, merge, usable, [scores[i] for i in usable])
+        _choose(problem, search, rule, merge, usable, [scores[i] for i in usable])
     return merge
 
 
-def _choose(problem: MergeProblem, search: Search, merge: Merge, usable: list[int], scores: list[float]) -> None:
-    """Search among combinations of the usable branches, and write the winner into the merge."""
+def _choose(
+    problem: MergeProblem, search: Search, rule: Rule, merge: Merge, usable: list[int], scores: list[float]
+) -> None:
+    """Search among combinations of the usable branches, and write what the rule chooses into the merge."""
     names, singles = problem.names, vertices(len(usable))
     sample_scores = [problem.sample_score_of_branch(i) for i in usable] if problem.on_sample else scores
 
@@ -111,13 +133,22 @@ def _choose(problem: MergeProblem, search: Search, merge: Merge, usable: list[in
         enter=lambda points, guides: problem.enter(widen(points), widen(guides)),
     )
     chosen = _search(search, candidates, usable, len(names))
+    has_choice = rule.needs_costs and search.guarded and len(usable) > 1
+    if has_choice:
+        candidates((1 / len(usable),) * len(usable))
+        finished = candidates.finish()
+        points, results = [point for point, _ in finished], [score for _, score in finished]
+        table = problem.cost_table(widen(points))
+        chosen = candidates.same(rule.choose(points, results, candidates.position(chosen), table))
     if chosen in singles:
         merge.score = scores[singles.index(chosen)]
     else:
         merge.score = problem.score(*widen([chosen])) if problem.on_sample else candidates(chosen)
     best = max(range(len(usable)), key=scores.__getitem__)
     if search.guarded and not merge.score >= scores[best]:
-        chosen, merge.score = singles[best], scores[best]
+        pair = widen([singles[best], chosen])
+        if not (has_choice and math.isfinite(merge.score) and _is_close(problem, pair, scores[best] - merge.score)):
+            chosen, merge.score = singles[best], scores[best]
     (vector,) = widen([chosen])
     merge.coefficients = dict(zip(names, vector, strict=True))
     tried = candidates.tried
@@ -126,6 +157,11 @@ def _choose(problem: MergeProblem, search: Search, merge: Merge, usable: list[in
         (dict(zip(names, point, strict=True)), score) for point, (_, score) in zip(points, tried, strict=True)
     ]
     merge.unfinished = candidates.unfinished
+
+
+def _is_close(problem: MergeProblem, pair: Sequence[Coefficients], lag: float) -> bool:
+    """Whether the second of two combinations lags behind the first by a standard error at most, on all examples."""
+    return is_within(lag, problem.cost_table(pair, on_all=True).standard_error(0, 1))
 
 
 def _search(search: Search, candidates: Candidates, usable: list[int], branches: int) -> Coefficients:

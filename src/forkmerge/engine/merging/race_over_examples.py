@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from forkmerge.engine.merging.arithmetic import Coefficients
 from forkmerge.engine.merging.race import Entrant
+from forkmerge.engine.merging.rules import CostTable
 from forkmerge.engine.training.torch_compile import uncompiled
 from forkmerge.errors import ProblemError
 from forkmerge.problem.exact_sum import add_exactly, rounded
@@ -100,6 +101,12 @@ class ExampleRace:
             wins += ahead > behind
         return wins / resamples
 
+    def table(self, points: Sequence[Coefficients]) -> CostTable:
+        """Return what every example that counts costs candidates and single branches, evaluating what is missing."""
+        for point in points:
+            self._all_costs(point)
+        return cost_table(self.reader, self.criterion, [self._costs(point) for point in points], self.indices)
+
     @property
     def examples(self) -> dict[str, int]:
         """Examples `evaluated`; the lower `bound`; and what one `full` pass per candidate takes."""
@@ -186,6 +193,24 @@ class _ExampleEntrant(Entrant):
         columns = zip(self._sums, costs.costs.unbind(1), strict=True)
         self._sums = [add_exactly(parts, column.tolist()) for parts, column in columns]
         self.done += len(chunk)
+
+
+def cost_table(
+    reader: CostReader, criterion: Criterion, costs: Sequence[ExampleCosts], indices: Tensor | None = None
+) -> CostTable:
+    """Return the costs of candidates in the metrics that a criterion goes by, on all examples or some.
+
+    Args:
+        reader: What read the costs.
+        criterion: The criterion.
+        costs: Those of every candidate, on all examples.
+        indices: The examples; all where None.
+    """
+    columns = [at for at, name in enumerate(reader.metrics) if name in criterion.directions]
+    rows = torch.arange(len(costs[0].counts)) if indices is None else indices
+    part = torch.stack([each.costs[rows][:, columns] for each in costs])
+    slopes = torch.tensor(criterion.slopes(reader.metrics), dtype=torch.float64)
+    return CostTable(part, costs[0].counts[rows][:, columns], slopes)
 
 
 def turn_length(model: nn.Module, reader: CostReader, parameters: int) -> int:

@@ -1,0 +1,83 @@
+"""A merge that is scored by the user's own function of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from forkmerge.engine.merging.arithmetic import Coefficients, vertices
+from forkmerge.engine.merging.blend import Blender
+from forkmerge.engine.merging.find_merge import MergeProblem
+from forkmerge.engine.merging.rules import CostTable
+from forkmerge.engine.training.state import State
+from forkmerge.errors import ProblemError
+from forkmerge.problem.exact_sum import rounded
+
+Score = Callable[[nn.Module], "float | Tensor"]
+"""Validates a model: a number, higher is better, or one per example, [n], whose mean counts."""
+
+
+class OwnMerge(MergeProblem):
+    """A merge that is scored by the user's own function of a model.
+
+    Args:
+        names: Branch names.
+        faults: Why a branch is unusable, by name.
+        blend: Builds combinations.
+        score: The function.
+    """
+
+    def __init__(self, names: Sequence[str], faults: Mapping[str, str], blend: Blender, score: Score) -> None:
+        super().__init__(names, faults)
+        self.blend, self.user_score = blend, score
+        self._examples: dict[Coefficients, Tensor] = {}
+
+    def score_branch(self, index: int) -> float:
+        """Return the score of a branch."""
+        return self._score(vertices(len(self.names))[index], self.blend.states[index])
+
+    def score(self, coefficients: Coefficients) -> float:
+        """Return the score of a combination."""
+        return self._score(coefficients, self.blend(coefficients))
+
+    def cost_table(self, points: Sequence[Coefficients], *, on_all: bool = False) -> CostTable:
+        """Return what every example costs combinations: minus its score."""
+        rows = [self._examples.get(point) for point in points]
+        if any(row is None for row in rows):
+            raise ProblemError(
+                "a rule other than argmax compares candidates example by example: let score return a tensor of one "
+                "number per validation example, higher is better, instead of their mean. The branches are as they were."
+            )
+        costs = -torch.stack([row for row in rows if row is not None]).unsqueeze(2)  # [candidates, n, 1]
+        return CostTable(costs, torch.ones_like(costs[0]), -torch.ones_like(costs[0, 0]))
+
+    def _score(self, coefficients: Coefficients, state: State) -> float:
+        binding = self.blend.binding
+        binding.attach_weights(state)
+        value = self.user_score(binding.model)
+        if isinstance(value, Tensor) and value.dim() == 1 and len(value):
+            return self._mean(coefficients, value)
+        try:
+            return float(value)
+        except (TypeError, ValueError, RuntimeError):
+            raise ProblemError(
+                f"score must return one number, higher is better, or one per example, [n]; got {_short(value)}."
+            ) from None
+
+    def _mean(self, coefficients: Coefficients, value: Tensor) -> float:
+        row = value.detach().double().cpu()
+        before = next(iter(self._examples.values()), row)
+        if len(before) != len(row):
+            raise ProblemError(
+                f"score returned {len(before)} numbers for one candidate and {len(row)} for another: it must look at "
+                "the same validation examples every time."
+            )
+        self._examples[coefficients] = row
+        return rounded(row.tolist()) / len(row)
+
+
+def _short(value: Any) -> str:
+    return f"{value!r:.80}"
