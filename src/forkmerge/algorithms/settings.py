@@ -146,6 +146,8 @@ class Settings:
 
     def check_descriptors(self, binding: ModelBinding, problem: Problem, workers: int) -> None:
         """Refuse a run whose branches need more open files than a process may have."""
+        if workers < 2:
+            return  # nothing is shared, and the optimizer need not be tried out
         rows = len(binding.layout.sizes) * (1 + math.ceil(state_share(binding.optimizer)))
         held = max(self._most_branches(problem) + self.floor, len(self.probes(problem)))
         check_descriptors(rows, held, workers)
