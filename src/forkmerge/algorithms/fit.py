@@ -167,7 +167,7 @@ class Algorithm(ABC):
             settings.check_descriptors(binding, job.problem, execution.workers)
             if folder is not None and is_unused(Path(folder)):
                 check_space(Path(folder), settings.least_disk(binding, job.problem, config["training"]["steps"]))
-            store, notes = open_store(folder, resume, config, facts, depth=4)
+            store, notes = open_store(folder, resume, config, facts, depth=5)
             with store:
                 result = store.result()
                 if result is not None:

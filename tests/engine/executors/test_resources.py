@@ -77,7 +77,7 @@ def test_no_process_opens_more_files_than_were_counted(tmp_path: Path, monkeypat
     algorithm = fm.ForkMerge(branches, interval=4, floor=True, optimizer_state="average")
     fit(algorithm, problem_with(watched), optimizer=ADAM, workers=2, on_event=lambda event: watched.count())
     most = {int(file.name): int(file.read_text()) for file in tmp_path.iterdir()}
-    assert len(most) == 3
+    assert len(most) in (2, 3)  # on a busy machine one worker may do all before the other has come up
     here = most.pop(os.getpid()) - before
     assert 10 * 3 < here <= counted[0]
     assert max(most.values()) <= counted[0] + 20  # a process has some files anyway
