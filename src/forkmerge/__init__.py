@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from forkmerge.algorithms.run_record import Run
     from forkmerge.algorithms.weight_grid import WeightGrid, pareto_front
     from forkmerge.engine.merging.relevance import task_relevance
-    from forkmerge.engine.merging.searches import Binary, Fixed, Greedy, Grid, Search
+    from forkmerge.engine.merging.searches import Binary, Fixed, Greedy, Grid, Search, Sums
     from forkmerge.engine.merging.state_dicts import merge_states
     from forkmerge.engine.training.optimizers import OptimizerOf, SchedulerOf
     from forkmerge.engine.training.options import Mixture, Training
@@ -42,7 +42,7 @@ _PUBLIC = {
     "algorithms.run_record": ("Run",),
     "algorithms.weight_grid": ("WeightGrid", "pareto_front"),
     "engine.merging.relevance": ("task_relevance",),
-    "engine.merging.searches": ("Binary", "Fixed", "Greedy", "Grid", "Search"),
+    "engine.merging.searches": ("Binary", "Fixed", "Greedy", "Grid", "Search", "Sums"),
     "engine.merging.state_dicts": ("merge_states",),
     "engine.training.optimizers": ("OptimizerOf", "SchedulerOf"),
     "engine.training.options": ("Mixture", "Training"),
@@ -92,6 +92,7 @@ __all__ = [
     "SingleTask",
     "StoreError",
     "Stream",
+    "Sums",
     "Training",
     "WeightGrid",
     "__version__",

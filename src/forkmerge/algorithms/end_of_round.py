@@ -14,7 +14,7 @@ from forkmerge.algorithms.run_record import BranchRecord, Candidate, Round
 from forkmerge.algorithms.settings import Settings
 from forkmerge.algorithms.validation import ValidatedMerge, Validator
 from forkmerge.engine.executors.branch_execution import BranchExecution
-from forkmerge.engine.merging.arithmetic import vertices
+from forkmerge.engine.merging.arithmetic import is_vertex, vertices
 from forkmerge.engine.merging.batchnorm_policy import refresh_with
 from forkmerge.engine.merging.blend import Blender
 from forkmerge.engine.merging.find_merge import Merge, find_merge
@@ -153,7 +153,8 @@ class EndOfRound:
         index = trained.floor_branch
         if index is None or trained.floor is None:
             return None
-        goes_on = merge.coefficients.get(trained.names[index]) == 1.0 and self.settings.optimizer_state != "reset"
+        is_alone = is_vertex(merge.vector) and merge.coefficients.get(trained.names[index]) == 1.0
+        goes_on = is_alone and self.settings.optimizer_state != "reset"
         is_its_own = trained.entering[index] is trained.branches[index]
         return None if goes_on and is_its_own else trained.floor.clone()
 
@@ -182,7 +183,10 @@ class EndOfRound:
         if self.settings.bn == "recompute":
             problem, count = self.execution.problem(trained.phase.value), self.settings.bn_batches
             refresh = refresh_with(binding, problem, training=job.training, seed=job.seed, count=count, step=step)
-        return Blender(binding, trained.entering, trained.merged, refresh)
+        search = self.settings.search
+        has_origin = isinstance(search, Search) and search.beyond_one
+        origin = trained.merged.weights() if has_origin else None  # candidates are built where the last merge is
+        return Blender(binding, trained.entering, trained.merged, refresh, origin)
 
     def install(self, trained: TrainedRound, blend: Blender, merge: Merge) -> None:
         """Merge and synchronise; the last merge stands if no branch can be used."""
@@ -204,7 +208,9 @@ class EndOfRound:
         if confidence is None or race is None:
             return
         alone = next((m.name for m in trained.mixtures if is_target_only(m, self.target)), None)
-        if alone is None or alone in merge.faults or merge.coefficients[alone] == 1.0:
+        if alone is None or alone in merge.faults:
+            return
+        if is_vertex(merge.vector) and merge.coefficients[alone] == 1.0:
             return
         single = {name: float(name == alone) for name in merge.coefficients}
         seed = derive(self.execution.job.seed, "confidence", trained.index)

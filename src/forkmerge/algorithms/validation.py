@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from weakref import ref
 
 from forkmerge.engine.executors.branch_execution import BranchExecution
-from forkmerge.engine.merging.arithmetic import Coefficients, vertices
+from forkmerge.engine.merging.arithmetic import Coefficients, is_vertex, vertices
 from forkmerge.engine.merging.blend import Blender
 from forkmerge.engine.merging.find_merge import MergeProblem
 from forkmerge.engine.merging.measure_candidate import Measurement, MeasureRequest
@@ -291,7 +291,7 @@ class ValidatedMerge(MergeProblem):
         """Return the metrics of the winner as the search has measured them; empty if no branch could be used."""
         if not any(coefficients):
             return {}
-        if 1.0 in coefficients:
+        if is_vertex(coefficients):
             return self.validator.known_metrics(self.blend.states[coefficients.index(1.0)])
         if coefficients in self.metrics or self.race is None:
             return self.metrics.get(coefficients, {})
@@ -305,8 +305,11 @@ class ValidatedMerge(MergeProblem):
         return self.validator.sample_score(self.blend(coefficients)) if self.on_sample else self.score(coefficients)
 
     def _passes_of_workers(self, candidates: Sequence[Coefficients]) -> list[float]:
-        requests = [replace(self.request, coefficients=coefficients) for coefficients in candidates]
-        measured = [each.metrics for each in self.execution.measure(self.blend.states, requests)]
+        origin = self.blend.origin
+        states = [*self.blend.states, *([] if origin is None else [origin])]
+        request = replace(self.request, has_origin=origin is not None)
+        requests = [replace(request, coefficients=coefficients) for coefficients in candidates]
+        measured = [each.metrics for each in self.execution.measure(states, requests)]
         if not self.on_sample:
             self.metrics.update((c, m) for c, m in zip(candidates, measured, strict=True) if m is not None)
         return [-math.inf if metrics is None else self.validator.criterion.score(metrics) for metrics in measured]

@@ -257,6 +257,11 @@ def open_round(folder: str | os.PathLike[str], recipe: Recipe, index: int) -> Sa
     saved = store.load_branches(index)
     seed, settings = run.seed, recipe.algorithm.settings(recipe.problem)
     problem = searched_by(recipe.problem.sealed(), settings.search_by)
+    if settings.search_for(len(saved)).beyond_one:
+        raise StoreError(
+            f"{os.fspath(folder)} was searched among sums of updates, and their fork points are not kept with the "
+            "branches: such a round cannot be asked again."
+        )
     training = Training(
         recipe.optimizer,
         scheduler=recipe.options.get("scheduler"),

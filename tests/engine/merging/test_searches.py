@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from forkmerge.engine.merging import searches
 from forkmerge.engine.merging.arithmetic import Coefficients, check_coefficients, vertices
 from forkmerge.engine.merging.candidates import Candidates, Score
-from forkmerge.engine.merging.searches import Binary, Fixed, Greedy, Grid, Search, best_of, search_from_name
+from forkmerge.engine.merging.searches import Binary, Fixed, Greedy, Grid, Search, Sums, best_of, search_from_name
 from forkmerge.errors import ProblemError
 
 # Few values make ties frequent; the others are what a diverged branch or a broken metric returns.
@@ -310,3 +310,29 @@ def test_docstring_examples_hold() -> None:
     result = doctest.testmod(searches)
     assert result.attempted > 0
     assert result.failed == 0
+
+
+class TestSums:
+    def test_every_candidate_of_greedy_search_is_tried_with_every_total(self) -> None:
+        tried: list[tuple[float, ...]] = []
+
+        def score(coefficients: tuple[float, ...]) -> float:
+            tried.append(coefficients)
+            return -sum((value - goal) ** 2 for value, goal in zip(coefficients, (1.2, 0.0, 0.8), strict=True))
+
+        search = Sums(totals=(2.0, 1.5))
+        answer = search.search(score, 3)
+        assert answer == pytest.approx((1.25, 0.0, 0.75))
+        assert len(tried) == len(set(tried)) <= search.evaluations(3) == 3 + 2 + 2 * 5 * 3
+        assert {round(sum(point), 9) for point in tried} == {1.0, 1.5, 2.0}
+
+    def test_best_of_takes_sums_from_it_only(self) -> None:
+        score = Candidates(lambda coefficients: sum(coefficients))
+        assert best_of(Sums(totals=(3.0,)), score, 2) == (3.0, 0.0)
+
+    def test_it_is_found_by_name_and_its_totals_are_checked(self) -> None:
+        assert search_from_name("sums", totals=[2]) == Sums(totals=(1.0, 2.0))
+        for bad in ((0.5,), (float("inf"),), "12", 3, ("a",)):
+            with pytest.raises(ProblemError, match="totals must be"):
+                Sums(totals=bad)
+        assert Sums().search(lambda coefficients: 0.0, 1) == (1.0,)

@@ -149,7 +149,7 @@ class Fork(Displayed):
                 refresh(first.model)
                 first.capture_buffers(state)
 
-        blend = Blender(first, states, scratch, refreshed)
+        blend = Blender(first, states, scratch, refreshed, self._merged)
         try:
             with random_state_kept(), evaluating(first.model):
                 merge = find_merge(OwnMerge(names, faults, blend, score), used, chooser)

@@ -11,7 +11,7 @@ from torch import Tensor
 from forkmerge.errors import ProblemError
 
 Coefficients = tuple[float, ...]
-"""Λ: one coefficient per branch, non-negative, summing to 1."""
+"""Λ: one coefficient per branch, non-negative; they sum to 1, or to more over the common fork point (see `Sums`)."""
 
 
 _SUM_TOLERANCE = 1e-6  # 1/3 typed as 0.3333333 must pass
@@ -27,8 +27,34 @@ def vertices(branches: int) -> list[Coefficients]:
     return [tuple(float(k == b) for k in range(branches)) for b in range(branches)]
 
 
-def check_coefficients(coefficients: Sequence[float], branches: int | None = None) -> Coefficients:
-    """Return the coefficients as floats if they are non-negative, sum to 1 and fit the number of branches."""
+def is_vertex(coefficients: Sequence[float]) -> bool:
+    """Whether coefficients are those of a single branch."""
+    return 1.0 in coefficients and sum(value != 0 for value in coefficients) == 1
+
+
+def rest_of(coefficients: Sequence[float]) -> float:
+    """Return 1 − ΣΛ, the coefficient of the common fork point; 0 where coefficients sum to 1, up to rounding."""
+    rest = 1 - math.fsum(coefficients)
+    return 0.0 if abs(rest) <= _SUM_TOLERANCE else rest
+
+
+def normalised(coefficients: Sequence[float]) -> Coefficients:
+    """Return coefficients divided by their sum; themselves, to the bit, where that is 1 up to rounding."""
+    total = math.fsum(coefficients)
+    return tuple(v if rest_of(coefficients) == 0 else v / total for v in coefficients)
+
+
+def check_coefficients(
+    coefficients: Sequence[float], branches: int | None = None, *, any_sum: bool = False, signed: bool = False
+) -> Coefficients:
+    """Return the coefficients as floats if they are non-negative, sum to 1 and fit the number of branches.
+
+    Args:
+        coefficients: The coefficients.
+        branches: How many there must be.
+        any_sum: Whether they may sum to anything above 0.
+        signed: Whether they may be negative, as that of a fork point is.
+    """
     try:
         values = tuple(float(value) + 0.0 for value in coefficients)  # + 0.0 turns -0.0 into 0.0
     except (TypeError, ValueError):
@@ -36,7 +62,8 @@ def check_coefficients(coefficients: Sequence[float], branches: int | None = Non
     if branches is not None and len(values) != branches:
         raise ProblemError(f"expected {branches} coefficients, one per branch, got {len(values)}: {values}.")
     # NaN fails the comparison, infinity the sum.
-    if not all(value >= 0 for value in values) or abs(sum(values) - 1) > _SUM_TOLERANCE:
+    is_sum = 0 < sum(values) < math.inf if any_sum else abs(sum(values) - 1) <= _SUM_TOLERANCE
+    if not all(value >= 0 or (signed and math.isfinite(value)) for value in values) or not is_sum:
         raise ProblemError(
             f"coefficients must be finite, not negative and sum to 1, got {values}, "
             f"which sum to {sum(values):.7g}: divide non-negative numbers by their sum."
@@ -57,7 +84,9 @@ def heaviest(coefficients: Sequence[float]) -> int:
 
 
 @torch.no_grad()
-def merge_into(out: Tensor, tensors: Sequence[Tensor], coefficients: Sequence[float]) -> Tensor:
+def merge_into(
+    out: Tensor, tensors: Sequence[Tensor], coefficients: Sequence[float], *, signed: bool = False
+) -> Tensor:
     """Write the merge of `tensors` into `out` and return `out`.
 
     Computes θ_r + Σ_{k≠r} Λ_k (θ_k − θ_r) element by element, r the heaviest branch, k ascending,
@@ -72,8 +101,9 @@ def merge_into(out: Tensor, tensors: Sequence[Tensor], coefficients: Sequence[fl
         out: Takes the result; may be one of `tensors`, but may not overlap them in any other way.
         tensors: θ_k, one tensor per branch, all of the shape, dtype and device of `out`.
         coefficients: Λ, one per branch, non-negative, summing to 1.
+        signed: Whether some may be negative, as that of a fork point is.
     """
-    weights = check_coefficients(coefficients, len(tensors))
+    weights = check_coefficients(coefficients, len(tensors), signed=signed)
     _check_alike(out, tensors)
     root = heaviest(weights)
     used = [(weight, k) for k, weight in enumerate(weights) if weight != 0 and k != root]

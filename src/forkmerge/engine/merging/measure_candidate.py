@@ -26,12 +26,14 @@ class MeasureRequest:
         indices: The examples; None takes all, and gives the costs of each where the score adds up.
         phase: The phase whose training data gives BatchNorm statistics.
         batches: How many batches of it; 0 leaves the statistics as they are merged.
+        has_origin: Whether the last of the states is their common fork point, which has no coefficient.
     """
 
     coefficients: Coefficients
     indices: tuple[int, ...] | None = None
     phase: str = "search"
     batches: int = 0
+    has_origin: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,8 @@ def measure_candidate(
         seed: The run's seed.
     """
     started = time.perf_counter()
-    state = blend_weights(binding, states, request.coefficients, out)
+    branches, origin = (states[:-1], states[-1]) if request.has_origin else (states, None)
+    state = blend_weights(binding, branches, request.coefficients, out, origin)
     if state is out and request.batches:
         recompute_statistics(binding, state, problem, training=training, seed=seed, count=request.batches)
     metrics, costs = None, None

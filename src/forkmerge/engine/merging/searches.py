@@ -28,11 +28,13 @@ class Search(ABC):
     A new search implements `search` and `evaluations`, and `check` if it cannot serve any number of branches.
 
     Attributes:
+        beyond_one: True says that coefficients may sum to more than 1.
         guarded: True promises that the merge is never worse than the best single branch; `best_of`
             keeps that promise whatever `search` answers.
     """
 
     guarded: ClassVar[bool] = True
+    beyond_one: ClassVar[bool] = False
 
     @abstractmethod
     def search(self, score: Score, branches: int) -> Coefficients:
@@ -161,12 +163,15 @@ class Greedy(Search):
         first, *others = sorted(range(branches), key=lambda b: -singles[b])  # stable: of equals the lower
         weights = [float(b == first) for b in range(branches)]  # Λ̃
         best = vertices(branches)[first]
+        if len(self._totals()) > 1:
+            best = score.best_among([_times(best, total) for total in self._totals()], guides=[best])
         for ranked_before, branch in enumerate(others, start=1):
             upper = math.fsum(weights) / ranked_before  # U; branches not yet ranked have weight 0
             trials = {best: 0.0}
             for alpha in filter(None, self.alphas):  # 0 is what there is
                 weights[branch] = alpha * upper
-                trials.setdefault(_normalised(weights), alpha * upper)
+                for total in self._totals():
+                    trials.setdefault(_times(_normalised(weights), total), alpha * upper)
             best = score.best_among(trials, guides=[best, vertices(branches)[branch]])
             weights[branch] = trials[best]
         return best
@@ -174,8 +179,46 @@ class Greedy(Search):
     def evaluations(self, branches: int) -> int:
         """Return how many candidates are scored at most."""
         self.check(branches)
-        tried = sum(alpha != 0 for alpha in self.alphas)
-        return 0 if branches == 1 else branches + (branches - 1) * tried
+        tried, totals = sum(alpha != 0 for alpha in self.alphas), len(self._totals())
+        return 0 if branches == 1 else branches + totals - 1 + (branches - 1) * tried * totals
+
+    def _totals(self) -> tuple[float, ...]:
+        """What coefficients may sum to."""
+        return (1.0,)
+
+
+@dataclass(frozen=True)
+class Sums(Greedy):
+    """Greedy search among sums of updates: coefficients may sum to more than 1, over the common fork point.
+
+    A merge is θ_0 + Σ_b Λ_b (θ_b − θ_0), θ_0 what the branches were forked from: Λ = (1, 1) takes the updates of two
+    branches in full, where `Greedy` has half of each. As `Greedy`, but every candidate, the best branch alone included,
+    is also tried with its coefficients multiplied by each of `totals`. Of equals the smaller α, then the smaller total
+    wins. Scores at most B + T − 1 + (B − 1)·n·T candidates, T the number of totals. Buffers and optimizer moments are
+    merged with coefficients divided by their sum. Keeps one more copy of the parameters while it searches.
+
+    Args:
+        alphas: As of `Greedy`.
+        totals: What coefficients may sum to; 1 is always among them.
+    """
+
+    beyond_one: ClassVar[bool] = True
+
+    totals: tuple[float, ...] = (1.0, 1.5, 2.0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        totals = self.totals
+        try:
+            values = () if isinstance(totals, str) else tuple(sorted({1.0, *(float(total) for total in totals)}))
+        except (TypeError, ValueError):
+            values = ()
+        if not values or not all(1 <= total < math.inf for total in values):
+            raise ProblemError(f"totals must be finite numbers of at least 1, such as (1, 1.5, 2), got {totals!r}.")
+        object.__setattr__(self, "totals", values)
+
+    def _totals(self) -> tuple[float, ...]:
+        return self.totals
 
 
 @dataclass(frozen=True)
@@ -212,7 +255,7 @@ class Fixed(Search):
         return 0
 
 
-SEARCHES: Mapping[str, type[Search]] = {"grid": Grid, "binary": Binary, "greedy": Greedy, "fixed": Fixed}
+SEARCHES: Mapping[str, type[Search]] = {"grid": Grid, "binary": Binary, "greedy": Greedy, "sums": Sums, "fixed": Fixed}
 """The searches a configuration can name."""
 
 
@@ -256,7 +299,7 @@ def fitting(search: Search, branches: int) -> Search | None:
 def best_of(search: Search, score: Candidates, branches: int) -> Coefficients:
     """Run a search and keep its promise: if guarded, never worse than the best single branch."""
     search.check(branches)
-    answer = check_coefficients(search.search(score, branches), branches)
+    answer = check_coefficients(search.search(score, branches), branches, any_sum=search.beyond_one)
     if not search.guarded or branches == 1:
         return answer
     return score.best_among([answer, score.best_among(vertices(branches))])
@@ -274,6 +317,10 @@ def _pair(share: float) -> Coefficients:
 def _normalised(weights: Sequence[float]) -> Coefficients:
     total = math.fsum(weights)
     return tuple(weight / total for weight in weights)
+
+
+def _times(coefficients: Coefficients, total: float) -> Coefficients:
+    return tuple(total * value for value in coefficients)
 
 
 def _parts(total: int, count: int) -> Iterator[tuple[int, ...]]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from forkmerge.engine.merging.arithmetic import Coefficients, merge_tensors
+from forkmerge.engine.merging.arithmetic import Coefficients, merge_tensors, normalised
 from forkmerge.engine.training.state import State
 
 
@@ -56,6 +56,7 @@ def synchronise(branches: Sequence[State], merged: State, coefficients: Coeffici
     The optimizer, and method, of a branch that diverged is reset whatever the policy: its tensors are not finite
     either, and would spoil the next round. Coefficients that are all 0 mean that every branch has.
     """
+    coefficients = normalised(coefficients) if any(coefficients) else coefficients  # moments are no updates
     has_diverged = [not any(coefficients) or not state.is_finite(optimizer=True) for state in branches]
     if any(coefficients):
         # A diverged one may have entered the merge by older weights that were sound: its optimizer's tensors are not.
