@@ -37,7 +37,7 @@ LAYERS = (
 )
 """From top to bottom: a layer imports those below it, and nothing above it."""
 
-LEAVES = ("datasets", "models", "testing")
+LEAVES = ("datasets", "integrations", "models", "testing")
 """They import the layers, and nothing imports them: a leaf of a leaf is a leaf, too (`datasets` use `models`)."""
 
 MOST_AT_ROOT, MOST_IN_FOLDER = 14, 25

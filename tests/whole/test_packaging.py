@@ -40,7 +40,12 @@ def test_importing_the_package_loads_no_heavy_library():
 
 def test_an_extra_installs_only_what_the_code_reads():
     text = "".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
-    modules = {"pillow": "PIL", "scikit-learn": "sklearn"}
+    modules = {
+        "mlflow-skinny": "mlflow",
+        "pillow": "PIL",
+        "scikit-learn": "sklearn",
+        "tensorboard": "torch.utils.tensorboard",  # which needs it
+    }
     extras = PYPROJECT["project"]["optional-dependencies"]
     for name in {requirement for extra, names in extras.items() if extra != "dev" for requirement in names}:
         module = modules.get(name, name)
