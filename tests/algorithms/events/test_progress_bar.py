@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import forkmerge as fm
+from forkmerge.algorithms.events import Event, RunFinished
 from forkmerge.algorithms.events.progress_bar import notebook_display
 from paths import ROOT
 from problems import fit
@@ -69,6 +70,24 @@ def test_a_script_whose_stderr_is_piped_is_silent_and_loads_no_library_for_bars(
     printed, shown = run_script(terminal=False)
     assert shown == "after silence\n"
     assert printed.splitlines() == ["printed to stdout False"] * 2
+
+
+def test_a_terminal_that_is_closed_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    pty = pytest.importorskip("pty")
+    ours, theirs = pty.openpty()
+    seen: list[Event] = []
+
+    def leave(event: Event) -> None:
+        if not seen:
+            os.close(ours)
+        seen.append(event)
+
+    with open(theirs, "w", encoding="utf-8") as terminal:
+        monkeypatch.setenv("TERM", "xterm")
+        monkeypatch.setattr(sys, "stderr", terminal)
+        fit(on_event=leave)
+        monkeypatch.undo()
+    assert isinstance(seen[-1], RunFinished)
 
 
 class Notebook:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from forkmerge.algorithms.events.progress import ProgressView
 from forkmerge.algorithms.events.run_events import Event, OnEvent
+from forkmerge.engine.executors.lost_output import tolerant
 from forkmerge.errors import printable
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def shown(view: ProgressView) -> Iterator[OnEvent]:
     elif sys.stderr is not None and sys.stderr.isatty():
         from rich.console import Console
 
-        with terminal_bar(Console(stderr=True), view) as show:
+        with terminal_bar(Console(file=tolerant(sys.stderr)), view) as show:
             yield show
     else:
         yield lambda event: None

@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from forkmerge.engine.executors.executor import Tell
+from forkmerge.engine.executors.lost_output import tolerate_lost_output
 from forkmerge.engine.executors.resources import is_shortage, shortage
 from forkmerge.engine.executors.shared_memory import Memory, Parcel, receive, send
 from forkmerge.errors import ResourceError, shows_all_frames, user_traceback
@@ -32,6 +33,7 @@ def serve(connection: Connection[Any, Any]) -> None:
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    tolerate_lost_output()
     sys.stdout = sys.stderr  # standard output is the parent's, for results
     send(connection, ("up", None))
     try:
