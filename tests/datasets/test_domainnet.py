@@ -80,6 +80,25 @@ def test_a_list_of_validation_images_that_tests_share_is_refused(tmp_path: Path)
         make(tmp_path)
 
 
+def test_lists_are_compared_in_time_that_grows_as_they_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Quickdraw's have 25 900 images each: to look every path up in a set made anew would take many minutes."""
+    hashed = 0
+
+    class CountedName(str):
+        def __hash__(self) -> int:
+            nonlocal hashed
+            hashed += 1
+            return super().__hash__()
+
+    def read_list(folder: Path, name: str) -> tuple[list[str], list[int]]:
+        return [CountedName(f"{name} {index}") for index in range(100)], [0] * 100
+
+    monkeypatch.setattr(domainnet, "read_list", read_list)
+    monkeypatch.setattr(domainnet, "_folder_of", lambda folder, name: folder)
+    assert [len(each) for each in domainnet._three_lists(Path(), "real", 0, check_counts=False)] == [100] * 3
+    assert hashed < 10 * 100
+
+
 def test_other_domains_may_be_one_auxiliary_whose_step_reads_one_batch(tmp_path: Path) -> None:
     write(tmp_path)
     problem = make(tmp_path, mixed=True, batch_size=48)

@@ -180,11 +180,11 @@ def _three_lists(folder: Path, domain: str, seed: int, check_counts: bool) -> li
     training, test = (ImageList(*read_list(folder, f"{domain}_{part}.txt")) for part in ("train", "test"))
     if _folder_of(folder, f"{domain}_val.txt") is not None:
         held = ImageList(*read_list(folder, f"{domain}_val.txt"))
-        both = next((path for path in held.paths if path in set(test.paths)), None)
-        if both is not None:
+        both = set(held.paths) & set(test.paths)
+        if both:
             raise ProblemError(
-                f"{domain}_val.txt and {domain}_test.txt both name {both}: the test list that belongs to a list of "
-                f"validation images has the other half only. Remove {domain}_val.txt, or get both lists again."
+                f"{domain}_val.txt and {domain}_test.txt both name {min(both)}: the test list that belongs to a list "
+                f"of validation images has the other half only. Remove {domain}_val.txt, or get both lists again."
             )
     else:
         rows = sample_indices(len(test.paths), len(test.paths) // 2, seed, "domainnet", domain)

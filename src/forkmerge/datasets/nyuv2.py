@@ -128,7 +128,7 @@ def problem(
         check_paper_count(f"NYUv2's test images in {test.folder}", len(test), TEST)
     if split is None:
         validation_rows = validation_indices(len(training))
-        training_rows = [index for index in range(len(training)) if index not in set(validation_rows)]
+        training_rows = sorted(set(range(len(training))) - set(validation_rows))
     else:
         training_rows, validation_rows = read_split(_split_file(split, (folder, scenes)), len(training), check_counts)
     return Problem(
