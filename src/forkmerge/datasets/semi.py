@@ -151,7 +151,7 @@ def semi_supervised_recipe(
         model=partial(make_network, network, heads, width=width, teacher=True),
         optimizer=OptimizerOf("Adam", lr=_rate(network)),
         steps=steps,
-        algorithm=ForkMerge("per_auxiliary", interval=max(1, steps // 20)),
+        algorithm=ForkMerge.paper(mixtures="per_auxiliary", interval=max(1, steps // 20)),
         options={"seed": seed, "scheduler": decay},
     )
 
