@@ -188,8 +188,9 @@ class TestRecipe:
         sizes = {stream.batch_size for stream in recipe.problem.stream_map.values() if target in stream.tasks}
         assert sizes == {facts.batch_size}
         assert repr(recipe.optimizer) == facts.optimizer
-        if isinstance(recipe.algorithm, fm.ForkMerge) and recipe.algorithm.prune_to is not None:
-            assert recipe.algorithm.prune_keeps == "largest", "pruned as the paper says"
+        if isinstance(recipe.algorithm, fm.ForkMerge):
+            own = {name: getattr(recipe.algorithm, name) for name in ("mixtures", "interval", "prune_to")}
+            assert recipe.algorithm == fm.ForkMerge.paper(**own)
         assert repr(recipe.options.get("scheduler")) == facts.scheduler
 
     def test_a_dry_run_trains_two_steps(self, name: str, data: Path) -> None:
@@ -285,6 +286,21 @@ def test_a_dry_run_of_a_table_trains_two_steps_of_every_method(
     assert [method["method"] for method in answer["methods"]] == list(FACTS[name].methods)
     assert answer["runs"] == runs
     assert steps is None or answer["steps"] == steps
+
+
+@pytest.mark.parametrize("name", ["nyuv2", "domainnet"])
+def test_forkmerge_with_the_branches_of_the_scripts_is_what_a_recipe_says(name: str, data: Path) -> None:
+    """Nested branches, ranked beforehand: the command of the recipe's comment, as a shell reads it."""
+    text = "\n".join(line.removeprefix("#").removesuffix("\\") for line in FILES[name].read_text("utf-8").splitlines())
+    (typed,) = re.findall(
+        rf"forkmerge compare recipes/paper/{name}.toml ([^']*'authors_scripts:forkmerge\[[^']*')", text
+    )
+    words = [word for word in shlex.split(typed) if word not in ("--out", "FOLDER")]
+    result = CliRunner().invoke(app, [*command(name, data), *words, "--dry-run"])
+    assert result.exit_code == 0, result.output
+    targets, seeds, tuned = (1, 3, 0) if name == "nyuv2" else (6, 3, 3)
+    branches = 2 * 790 + 3 * 15_800 if name == "nyuv2" else 5 * 2_500 + 3 * 50_000
+    assert json.loads(result.stdout)["methods"][-1]["steps"] == targets * (seeds + tuned) * branches
 
 
 def test_methods_of_domainnet_read_48_images_in_a_step(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

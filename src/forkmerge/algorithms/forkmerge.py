@@ -42,6 +42,9 @@ _PAPER: dict[str, Any] = {
 }
 """Every option of `ForkMerge`, as the paper has it."""
 
+AUTHORS_SCRIPTS: dict[str, Any] = {"checkpoint": "best_so_far", "search": GREEDY, "select": "best"}
+"""The options in which the authors' released scripts differ from the paper, whatever the branches."""
+
 
 @dataclass(frozen=True)
 class ForkMerge(Settings, Algorithm):
@@ -114,10 +117,9 @@ class ForkMerge(Settings, Algorithm):
         """What the authors' released scripts do where they differ from the paper (see docs/decisions.md).
 
         A branch enters a merge with its best weights since the start of training, coefficients are searched greedily
-        also for two branches, and the best merge is returned.
+        also for two branches, and the best merge is returned. Their branches are `NestedTopK`.
         """
-        scripts = {"checkpoint": "best_so_far", "search": GREEDY, "select": "best"}
-        return cls(**{**_PAPER, **scripts, **options})
+        return cls(**{**_PAPER, **AUTHORS_SCRIPTS, **options})
 
     def settings(self, problem: Problem) -> Settings:
         """ForkMerge is its own setting."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from forkmerge.algorithms import Algorithm, ForkMerge, Joint, PostTrain, SingleTask, WeightGrid
 from forkmerge.algorithms.equal_compute import AveragedSingleTask, BestOf, Scaled
+from forkmerge.algorithms.forkmerge import AUTHORS_SCRIPTS
 from forkmerge.algorithms.mixtures import Mixed, Mixtures, PerAuxiliary
 from forkmerge.engine.merging.searches import Fixed
 from forkmerge.errors import ConfigError, ForkMergeError, unknown_name
@@ -126,9 +127,7 @@ class ComparedMethod:
         count = len(mixtures.build(recipe.problem, {}))
         # Reference metrics belong to one target; without them the target-only branch of round 1 gives them.
         made = recipe.forkmerge(mixtures, count, method=self.method, reference=None, refit=refit, **uniform)
-        scripts = ForkMerge.authors_scripts()
-        own = {name: getattr(scripts, name) for name in ("checkpoint", "search", "select")}
-        return replace(made, **{**own, **uniform}) if self.scripts else made
+        return replace(made, **{**AUTHORS_SCRIPTS, **uniform}) if self.scripts else made
 
 
 COMPARED_METHODS = {word: ComparedMethod(word, label, word) for word, (label, _) in _RUNS.items()}
