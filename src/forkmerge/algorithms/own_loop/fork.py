@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Literal
 
@@ -13,7 +13,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from forkmerge.algorithms.faulty_branches import find_faulty
-from forkmerge.algorithms.own_loop.copy_training import copy_training
+from forkmerge.algorithms.own_loop.copy_training import copied_models
+from forkmerge.algorithms.own_loop.forked_branch import BranchModels, ForkedBranch
+from forkmerge.algorithms.own_loop.in_place import lent_models
 from forkmerge.algorithms.own_loop.merge_checks import (
     ScoreWatch,
     check_equally_trained,
@@ -31,7 +33,6 @@ from forkmerge.engine.merging.relevance import task_relevance
 from forkmerge.engine.merging.rules import ARGMAX, Rule, check_rule
 from forkmerge.engine.merging.searches import Greedy, Grid, Search, search_from
 from forkmerge.engine.merging.synchronise import synchronise
-from forkmerge.engine.training.learning_rates import ScaledSteps
 from forkmerge.engine.training.model_binding import ModelBinding, check_module
 from forkmerge.engine.training.options import Mixture, mixtures_of
 from forkmerge.engine.training.state import Layout, State, check_same_parameters
@@ -42,66 +43,29 @@ from forkmerge.problem.randomness import derive, random_state_kept
 from forkmerge.problem.scoring import evaluating
 
 
-class ForkedBranch:
-    """One branch of a fork: train `model` with `optimizer` as you always do.
-
-    Attributes:
-        name: The branch's name.
-        task_weights: ν: what to multiply each task's loss with.
-        lr_scale: Factor on the learning rates, which the optimizer's steps apply by themselves.
-        model: An independent copy of the model; frozen parameters are shared by all branches.
-        optimizer: Its own optimizer.
-        scheduler: Its own scheduler, if there is one.
-        scaler: Its own gradient scaler, if there is one.
-    """
-
-    def __init__(
-        self, mixture: Mixture, binding: ModelBinding, scaler: torch.amp.GradScaler | None, passes: PairedPasses
-    ) -> None:
-        self.name, self.task_weights, self.lr_scale = mixture.name, dict(mixture.task_weights), mixture.lr_scale
-        self.model, self.optimizer = binding.model, binding.optimizer
-        self.scheduler, self.scaler = binding.scheduler, scaler
-        self._mixture, self._binding, self._passes = mixture, binding, passes
-        self._state = binding.initial()
-        self._steps = 0  # of the optimizer, since the last merge
-        self.optimizer.register_step_post_hook(self._count_step)
-        ScaledSteps(self.optimizer, self.lr_scale)
-
-    def paired(self, loader: Iterable[Any]) -> Iterator[Any]:
-        """Iterate over a loader so that every branch gets the same batches and the same randomness.
-
-        The n-th pass over a loader in a round is a pure function of the fork's seed, for shuffling, augmentation (also
-        in loader workers) and dropout alike. Loaders may be zipped, and a branch may use fewer than another. The
-        caller's random states come back when the passes have ended.
-        """
-        return self._passes.batches(loader)
-
-    def _count_step(self, *_: Any) -> None:
-        self._steps += 1
-
-    def __repr__(self) -> str:
-        return f"ForkedBranch({self.name!r}, {self.task_weights}, lr_scale={self.lr_scale:g})"
-
-
 class Fork(Displayed):
     """Branches of one model that are merged again and again; made by `fork`."""
 
-    def __init__(self, branches: list[ForkedBranch], search: Search | None, optimizer_state: str) -> None:
-        self._branches = {branch.name: branch for branch in branches}
+    def __init__(self, models: BranchModels, search: Search | None, optimizer_state: str) -> None:
+        self._models = models
+        self._branches = {branch.name: branch for branch in models.branches}
         self._search, self._optimizer_state = search, optimizer_state
         self._watch = ScoreWatch()
-        self._merged = branches[0]._state.weights()
+        self._merged = self._first._state.weights()
+        models.attach(self._merged)
 
     def display(self) -> Display:
         """Return what a prompt shows of the fork."""
-        rates = {b.name: "" if b.lr_scale == 1 else f", learning rate × {b.lr_scale:g}" for b in self}
-        rows = [(b.name, show_metrics(b.task_weights) + rates[b.name], str(b._steps)) for b in self]
+        rates = {
+            b.name: "" if b.lr_scale == 1 else f", learning rate × {b.lr_scale:g}" for b in self._branches.values()
+        }
+        rows = [(b.name, show_metrics(b.task_weights) + rates[b.name], str(b._steps)) for b in self._branches.values()]
         search = "default" if self._search is None else type(self._search).__name__
         head = ("branch", "task weights", "steps since the last merge")
         return Display(f"Fork into {len(self)} branches", {"search": search}, head, rows)
 
     def __iter__(self) -> Iterator[ForkedBranch]:
-        return iter(list(self._branches.values()))
+        return self._models.each()
 
     def __len__(self) -> int:
         return len(self._branches)
@@ -133,7 +97,8 @@ class Fork(Displayed):
             allow_unequal_steps: Merge branches whose optimizers took different numbers of steps since the last merge.
         """
         branches, names = list(self._branches.values()), list(self._branches)
-        states = self._gather(branches)
+        self._models.check_free("merge")
+        states = self._models.gather()
         used = search_from(search) or self._search or (Grid() if len(branches) <= 2 else Greedy())
         used.check(len(branches))
         check_rule(rule, is_guarded=used.guarded)
@@ -156,13 +121,12 @@ class Fork(Displayed):
                 check_scores(merge, faults)
                 if any(merge.vector):
                     self._merged.take_weights(blend(merge.vector))
+            coefficients = merge.vector or (0.0,) * len(names)
+            synchronise(states, self._merged, coefficients, self._optimizer_state)
         finally:
-            first.attach_weights(states[0])
-        coefficients = merge.vector or (0.0,) * len(names)
-        synchronise(states, self._merged, coefficients, self._optimizer_state)
+            self._models.attach(self._merged)
         loaders, index = LoaderList(), self._first._passes.round_index + 1
-        for branch, state in zip(branches, states, strict=True):
-            branch._binding.attach(state)
+        for branch in branches:
             branch._passes, branch._steps = PairedPasses(branch._passes.seed, loaders, index), 0
         if into is not None:
             self.merged_into(into)
@@ -179,27 +143,31 @@ class Fork(Displayed):
     def merged_into(self, model: nn.Module) -> nn.Module:
         """Write the weights of the last merge (the fork point before the first one) into a model and return it."""
         check_module(model)
+        if model is self._first._binding.model:
+            self._models.check_free("merged_into")
         layout, source = Layout(model), self._first._binding.layout
         check_same_parameters([source.signature, layout.signature], ["the fork", "the model given"])
         with torch.no_grad():
             for entry, parameter in zip(source.slices, layout.parameters, strict=True):
-                parameter.copy_(entry.view(self._merged.rows[entry.row]))
+                view = entry.view(self._merged.rows[entry.row])
+                if parameter.data_ptr() != view.data_ptr():  # in place the module shows the merge already
+                    parameter.copy_(view)
             for name, buffer in model.named_buffers():
                 buffer.copy_(self._first._binding.buffer(self._merged, name))
         return model
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to go on later: plain nested data and tensors, safe for `torch.load`'s defaults."""
-        self._gather(list(self))
+        self._models.gather()
         branches = {
             branch.name: {
                 "state": branch._state.clone().to_value(),
-                "buffers": {name: b.clone() for name, b in branch.model.named_buffers()},
+                "buffers": self._buffers_of(branch._state),
                 "round": branch._passes.round_index,
                 "passes": dict(branch._passes.counts),
                 "steps": branch._steps,
             }
-            for branch in self
+            for branch in self._branches.values()
         }
         merged = {"state": self._merged.weights().to_value(), "buffers": self._buffers_of(self._merged)}
         signature = self._first._binding.layout.signature
@@ -208,6 +176,7 @@ class Fork(Displayed):
     def load_state_dict(self, value: Mapping[str, Any]) -> None:
         """Go on from where `state_dict` was taken, in a fork of the same model with the same branches."""
         own = {name: branch._state for name, branch in self._branches.items()}
+        self._models.check_free("load_state_dict")
         check_state_dict(value, own, self._first._binding.layout.signature)
         loaders = LoaderList()
         for name, branch in self._branches.items():
@@ -217,15 +186,15 @@ class Fork(Displayed):
             counts = passes if isinstance(passes, Mapping) else {0: passes} if passes else {}
             branch._passes = PairedPasses(branch._passes.seed, loaders, stored["round"], counts)
             branch._steps = stored.get("steps", 0)
-            branch._binding.attach(branch._state)
         self._watch = ScoreWatch(**value.get("watch", {}))
         self._merged = self._read(self._first._binding, value["merged"])
+        self._models.attach(self._merged)
 
     def _check_trained(self, states: list[State], allow_unequal_steps: bool) -> None:
         idle = check_trained(dict(zip(self._branches, states, strict=True)), self._merged)
         if not allow_unequal_steps:
             # A gradient scaler leaves out steps that overflow, in some branches more than in others.
-            counted = [b for b in self if b.scaler is None or not b.scaler.is_enabled()]
+            counted = [b for b in self._branches.values() if not b._binding.scaler.is_enabled()]
             names = [branch.name for branch in counted]
             check_equally_trained([name for name in idle if name in names], {b.name: b._steps for b in counted})
 
@@ -235,7 +204,7 @@ class Fork(Displayed):
 
     def _buffers_of(self, state: State) -> dict[str, torch.Tensor]:
         binding = self._first._binding
-        return {name: binding.buffer(state, name).clone() for name in binding.own_buffers}
+        return {name: binding.buffer(state, name).clone() for name in {**binding.own_buffers, **state.buffers}}
 
     @staticmethod
     def _read(binding: ModelBinding, stored: Mapping[str, Any]) -> State:
@@ -243,17 +212,6 @@ class Fork(Displayed):
         state = binding.place(State.from_value(copy.deepcopy(dict(stored["state"]))))
         state.buffers = {name: tensor.clone() for name, tensor in stored["buffers"].items()}
         return state
-
-    @staticmethod
-    def _gather(branches: list[ForkedBranch]) -> list[State]:
-        """Bring every branch's state up to date with its model and optimizer."""
-        signatures = [Layout(branch.model).signature for branch in branches]
-        fork_point = branches[0]._binding.layout.signature
-        check_same_parameters([fork_point, *signatures], ["the fork", *(branch.name for branch in branches)])
-        for branch in branches:
-            branch._binding.resync(branch._state)
-            branch._binding.capture(branch._state)
-        return [branch._state for branch in branches]
 
 
 def fork(
@@ -266,10 +224,12 @@ def fork(
     search: Search | str | None = None,
     optimizer_state: Literal["keep", "average", "reset"] = "keep",
     seed: int = 0,
+    in_place: bool = False,
 ) -> Fork:
     """Fork a model, once, into branches that are trained on different task mixtures and merged (Alg. 1, 2).
 
-    The model, optimizer and scheduler given are copied and left alone; frozen parameters are shared.
+    The model, optimizer and scheduler given are copied and left alone; frozen parameters are shared. In place they are
+    not copied: `for branch in forked` lends them to the branches in turn, to the same bits.
 
     Args:
         model: Any module.
@@ -281,6 +241,10 @@ def fork(
         search: How coefficients are found; None takes a grid for two branches, greedy search for more.
         optimizer_state: At a merge, each branch may "keep" its own, all get the "average", or "reset" it.
         seed: Of `paired` loaders.
+        in_place: Train all branches in the model itself, one at a time, for trainers that own it: `branch.model is
+            model` inside `for branch in forked`, and outside the model shows the last merge. Saves a gradient and a
+            module per branch. What is changed in the optimizer's groups outside, by a trainer's scheduler, holds for
+            all branches.
 
     Example:
         >>> import torch, forkmerge as fm
@@ -302,7 +266,6 @@ def fork(
         raise ProblemError(f"optimizer_state must be keep, average or reset, got {optimizer_state!r}.")
     if getattr(scheduler, "optimizer", optimizer) is not optimizer:
         raise ProblemError("the scheduler given drives another optimizer: make it from the optimizer given.")
-    forked, loaders = [], LoaderList()
     for mixture in mixtures:
         for task, weight in mixture.task_weights.items():
             check_weight(mixture.name, task, weight)
@@ -310,10 +273,10 @@ def fork(
             raise ProblemError(
                 f"branch {mixture.name!r}: your own loop reads the data, so auxiliary_streams has no use."
             )
-        module, own_optimizer, own_scheduler, own_scaler = copy_training(model, optimizer, scheduler, scaler)
-        binding = ModelBinding(module, own_optimizer, own_scheduler, own_scaler)
-        forked.append(ForkedBranch(mixture, binding, own_scaler, PairedPasses(seed, loaders)))
     chosen = search_from(search)
     if chosen is not None:
-        chosen.check(len(forked))
-    return Fork(forked, chosen, optimizer_state)
+        chosen.check(len(mixtures))
+    loaders = LoaderList()
+    passes = [PairedPasses(seed, loaders) for _ in mixtures]
+    make = lent_models if in_place else copied_models
+    return Fork(make(mixtures, passes, model, optimizer, scheduler, scaler), chosen, optimizer_state)

@@ -115,12 +115,29 @@ class ModelBinding:
     def attach(self, state: State) -> None:
         """Point the module, and the optimizer where the state has one, at a state; nothing is copied but buffers."""
         self.attach_weights(state)
-        self._attach_optimizer(state)
+        self.attach_optimizer(state)
 
     def attach_weights(self, state: State) -> None:
         """Point the module at a state's parameters and buffers: enough to evaluate it."""
         self._write_buffers({**self.own_buffers, **state.buffers})
         self._point_parameters(state)
+
+    def attach_optimizer(self, state: State) -> None:
+        """Point the optimizer, its scheduler and the scaler at what a state has of them."""
+        self.optimizer.state.clear()
+        for index, entry in state.optimizer_loose.items():
+            self.optimizer.state[self.layout.parameters[index]] = dict(entry)
+        for name, indices in state.optimizer_slots.items():
+            slot = name.split("/", 1)[0]
+            for index in indices:
+                parameter = self.layout.parameters[index]
+                self.optimizer.state[parameter][slot] = self.layout.slices[index].view(state.optimizer_rows[name])
+        for group, saved in zip(self.optimizer.param_groups, state.groups, strict=True):
+            group.update(copy.deepcopy(saved))
+        if self.scheduler:
+            self.scheduler.load_state_dict(copy.deepcopy(state.scheduler))
+        if state.scaler:
+            self.scaler.load_state_dict(dict(state.scaler))
 
     def capture(self, state: State) -> None:
         """Write what is not a view of the attached state's rows into it: new optimizer tensors, buffers, counters."""
@@ -200,22 +217,6 @@ class ModelBinding:
     def _point_parameters(self, state: State) -> None:
         for row_slice, parameter in zip(self.layout.slices, self.layout.parameters, strict=True):
             parameter.data = row_slice.view(state.rows[row_slice.row])
-
-    def _attach_optimizer(self, state: State) -> None:
-        self.optimizer.state.clear()
-        for index, entry in state.optimizer_loose.items():
-            self.optimizer.state[self.layout.parameters[index]] = dict(entry)
-        for name, indices in state.optimizer_slots.items():
-            slot = name.split("/", 1)[0]
-            for index in indices:
-                parameter = self.layout.parameters[index]
-                self.optimizer.state[parameter][slot] = self.layout.slices[index].view(state.optimizer_rows[name])
-        for group, saved in zip(self.optimizer.param_groups, state.groups, strict=True):
-            group.update(copy.deepcopy(saved))
-        if self.scheduler:
-            self.scheduler.load_state_dict(copy.deepcopy(state.scheduler))
-        if state.scaler:
-            self.scaler.load_state_dict(dict(state.scaler))
 
     def _write_buffers(self, values: dict[str, Tensor]) -> None:
         """Copy values into the module's buffers: in place where they fit, since modules may share one."""
