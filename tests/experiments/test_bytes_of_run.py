@@ -42,6 +42,14 @@ def test_memory_is_b_times_one_plus_s_plus_two_model_sizes(optimizer: fm.Optimiz
     assert plan.memory["total"] == pytest.approx((3 * (1 + slots) + 2) * size, rel=0.01)
 
 
+def test_sums_over_the_fork_point_hold_one_model_size_more() -> None:
+    plans = [
+        estimate_run(recipe(fm.ForkMerge("per_auxiliary", search=search), model=lambda: wide_net(nn.Identity())))
+        for search in ("greedy", "sums")
+    ]
+    assert plans[1].memory["total"] - plans[0].memory["total"] == plans[0].memory["merged"]
+
+
 def test_frozen_parameters_are_counted_once_and_shared_by_workers_which_hold_a_spare_branch() -> None:
     model = seeded(frozen_net)
     fixed = sum(t.nbytes for t in model.body[0].state_dict().values())

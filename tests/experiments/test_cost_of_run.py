@@ -131,6 +131,15 @@ def test_where_a_search_may_stop_early_the_counts_are_bounds(algorithm: fm.ForkM
     assert 0.5 * plan.passes["total"] < passes <= plan.passes["total"] + 1e-9
 
 
+@pytest.mark.parametrize("rule", ["one_standard_error", "bagged"])
+def test_a_rule_takes_full_passes_of_all_candidates_of_uniform_coefficients_and_of_a_mean(rule: str) -> None:
+    made = recipe(fm.ForkMerge("per_auxiliary", interval=5, rule=rule), problem=shared_problem(metrics=fm.nll))
+    most = estimate_run(made).passes["per merge"]
+    for finished in made.fit().searched:
+        passes = len(finished.branches) + finished.examples["evaluated"] / 24
+        assert 0.7 * most < passes <= most
+
+
 def test_several_metrics_cost_no_pass_more_although_they_need_a_reference() -> None:
     for checkpoint in ("last", "best_in_interval"):
         examiner = Examiner()
@@ -199,6 +208,8 @@ def test_what_fit_refuses_a_dry_run_refuses() -> None:
         estimate_run(recipe(fm.ForkMerge(), steps=0))
     with pytest.raises(fm.ProblemError, match="must be a finite number ≥ 0"):
         estimate_run(recipe(fm.ForkMerge({"bad": {"tgt": -1.0}})))
+    with pytest.raises(fm.ProblemError, match="search_by: "):
+        estimate_run(recipe(fm.ForkMerge(search_by="nl")))
     with pytest.raises(fm.ProblemError, match="precision must be"):
         estimate_run(recipe(fm.ForkMerge(), options={"precision": "int8"}))
 

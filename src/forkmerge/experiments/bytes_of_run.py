@@ -16,6 +16,7 @@ def memory_of_run(settings: Settings, sizes: StateSizes, branches: int, workers:
     """Return the bytes of all states: B(1 + s) + 2 model sizes, and what the options add."""
     branch = sizes.weights + sizes.buffers + sizes.optimizer
     held = 2 * settings.refit + (settings.select == "best") + branches * (settings.checkpoint != "last")
+    held += settings.search_for(branches).beyond_one  # the fork point, while candidates are built where it was
     parts = {
         "branches": (branches + settings.floor) * branch,
         "merged": sizes.weights + sizes.buffers,

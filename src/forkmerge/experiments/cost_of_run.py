@@ -25,6 +25,7 @@ from forkmerge.engine.executors.branch_execution import BranchExecution, open_br
 from forkmerge.engine.executors.branch_worker import Segment, TrainingJob
 from forkmerge.engine.executors.devices import resolve_workers
 from forkmerge.engine.executors.serial import SerialExecutor
+from forkmerge.engine.merging.rules import ARGMAX, BAGGED
 from forkmerge.engine.training.options import Mixture
 from forkmerge.engine.training.state import State, StateSizes
 from forkmerge.experiments.bytes_of_run import memory_of_run, sizes_of
@@ -33,6 +34,7 @@ from forkmerge.experiments.recipe import Recipe
 from forkmerge.experiments.short_training import short_training
 from forkmerge.problem.definition import Problem
 from forkmerge.problem.scoring import measure
+from forkmerge.problem.search_metric import searched_by
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,8 @@ def estimate_run(recipe: Recipe, *, workers: int | None = None, timed_steps: int
     options, algorithm, steps = recipe.options, recipe.algorithm, recipe.steps
     workers = resolve_workers(workers or options.get("workers"), options.get("devices"))
     check_numbers(steps, options.get("seed", 0), options.get("threads"))
-    problem, settings, seed = recipe.problem.sealed(), algorithm.settings(recipe.problem), options.get("seed", 0)
+    settings, seed = algorithm.settings(recipe.problem), options.get("seed", 0)
+    problem = searched_by(recipe.problem.sealed(), settings.search_by)
     model = build_model(lambda: first_model(recipe.model), seed)
     threads = options.get("threads") or max(torch.get_num_threads() // workers, 1)
     with short_training(recipe, settings, model, seed) as training:
@@ -277,7 +280,10 @@ def _count_blends(settings: Settings, branches: int) -> int:
     search = settings.search_for(branches)
     if branches == 1:
         return 0
-    return max(search.evaluations(branches) - branches, 0) if search.guarded else 1
+    if not search.guarded:
+        return 1
+    others = (settings.rule != ARGMAX) + (settings.rule == BAGGED)  # uniform coefficients, and the mean of the winners
+    return max(search.evaluations(branches) - branches, 0) + others
 
 
 def _time_steps(execution: BranchExecution, mixture: Mixture, state: State, steps: int) -> tuple[BranchCost, State]:
