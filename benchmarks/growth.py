@@ -1,4 +1,4 @@
-"""How time and memory of a ForkMerge run grow with branches, tasks, model size and validation size.
+"""How time and memory of a ForkMerge run grow with branches, tasks, model size, validation size and rounds.
 
     ./run bench growth [--repeats 3]
 
@@ -14,6 +14,7 @@ import math
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -40,13 +41,15 @@ OPTIMIZER = fm.OptimizerOf("SGD", lr=0.05, momentum=0.9)
 
 @dataclass(frozen=True)
 class Size:
-    """One run: everything that can grow."""
+    """One run: everything that can grow, and whether it keeps a folder."""
 
     branches: int = 3
     tasks: int = 3
     hidden: int = 256
     validation: int = 512
     steps: int = 20
+    rounds: int = 2
+    keeps: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,13 @@ AXES = {
     "validation": Axis(
         "validation examples V", (1000, 3000, 10_000, 50_000), (1000, 3000), lambda n: Size(validation=n, steps=4)
     ),
+    "rounds": Axis(
+        "rounds R, with a folder",
+        (30, 100, 300),
+        (3, 9),
+        lambda n: Size(hidden=32, validation=64, steps=n, rounds=n, keeps=True),
+        False,
+    ),
     "gramian": Axis("tasks K, a step under PCGrad", (2, 5, 10, 20, 40), (2, 6), lambda n: Size(tasks=n), False),
 }
 
@@ -110,7 +120,7 @@ def _predict(model: Any, batch: Any) -> tuple[Tensor, Tensor]:
 
 
 def forkmerge_run(size: Size) -> Callable[[], None]:
-    """A whole run of two rounds, made anew every time."""
+    """A whole run, made anew every time."""
     names = [f"task{k}" for k in range(size.tasks)]
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(1024, FEATURES, generator=generator)
@@ -128,9 +138,15 @@ def forkmerge_run(size: Size) -> Callable[[], None]:
     def run() -> None:
         torch.manual_seed(0)
         model = MultiTask(Wide(size.hidden), [size.hidden], names)
-        fm.ForkMerge(mixtures, interval=max(size.steps // 2, 1)).fit(
-            problem, model=model, optimizer=OPTIMIZER, steps=size.steps, threads=1
-        )
+        with tempfile.TemporaryDirectory() as folder:
+            fm.ForkMerge(mixtures, interval=max(size.steps // size.rounds, 1)).fit(
+                problem,
+                model=model,
+                optimizer=OPTIMIZER,
+                steps=size.steps,
+                threads=1,
+                folder=f"{folder}/run" if size.keeps else None,
+            )
 
     return run
 
@@ -202,6 +218,17 @@ def _per_branch(found: Mapping[str, Any]) -> str:
     )
 
 
+def _per_round(found: Mapping[str, Any]) -> str:
+    """Say whether later rounds take longer than earlier ones."""
+    pairs = zip(pairwise(found["values"]), pairwise(found["seconds"]), strict=True)
+    steps = [(after - before) / (more - less) for (less, more), (before, after) in pairs]
+    shown = ", then ".join(f"{1000 * step:.1f}" for step in steps)
+    return (
+        f"Runs whose rounds are counted keep a folder. From {found['values'][0]} to {found['values'][-1]} rounds each "
+        f"further one takes {shown} ms, in the end {steps[-1] / steps[0]:.2f} times as long as in the beginning."
+    )
+
+
 def section(results: Mapping[str, Any]) -> Section:
     """Say what the results mean."""
     rows, goals = [], []
@@ -228,6 +255,7 @@ def section(results: Mapping[str, Any]) -> Section:
             "MLPs, two rounds, one thread, no folder; what does not depend on the size (data, starting a run) is "
             "included and lowers p.",
             *([_per_branch(results["branches"])] if "branches" in results else []),
+            *([_per_round(results["rounds"])] if "rounds" in results else []),
         ],
         [("How do time and memory of a run grow?", _powers(results))],
     )

@@ -18,6 +18,7 @@ import forkmerge as fm
 from forkmerge.algorithms.equal_compute import AveragedSingleTask, BestOf
 from forkmerge.algorithms.events import ProbeScored, RoundFinished, RunStarted, StepProgress
 from forkmerge.cli.print_run import show_cost
+from forkmerge.experiments import cost_of_run
 from forkmerge.experiments.cost_of_run import RunCost, branch_count, count_steps, estimate_run
 from problems import (
     ADAM,
@@ -274,3 +275,28 @@ def test_branches_are_counted_and_so_are_the_runs_that_take_their_place(algorith
 )
 def test_steps_are_counted_without_training(algorithm: fm.Algorithm, steps: int) -> None:
     assert count_steps(algorithm, shared_problem(), 10) == steps
+
+
+def test_a_dry_run_says_factors_on_the_learning_rate_and_the_tail() -> None:
+    text = io.StringIO()
+    cost = estimate_run(recipe(fm.ForkMerge("rates", interval=5, tail=0.4)))
+    show_cost(Console(file=text, width=200), cost)
+    assert "tgt 1, aux 1, odd 1, learning rate × 3" in text.getvalue()
+    assert "; the last 2 of every round on 'tgt' alone" in text.getvalue()
+    assert [branch.lr_scale for branch in cost.branches] == [1.0, 1.0, 3.0, 3.0]
+
+
+def test_a_tail_costs_what_the_target_alone_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def timed(execution: Any, mixture: fm.Mixture, state: Any, steps: int) -> Any:
+        return real(execution, mixture, state, 1)[0].__class__(
+            mixture.name, dict(mixture.task_weights), float(len(mixture.task_weights)), mixture.lr_scale
+        ), state
+
+    real = cost_of_run._time_steps
+    monkeypatch.setattr(cost_of_run, "_time_steps", timed)
+    whole, half = (
+        estimate_run(recipe(fm.ForkMerge({"joint": dict.fromkeys(TASKS, 1.0)}, interval=22, tail=tail)))
+        for tail in (None, 0.5)
+    )
+    assert whole.seconds["training"] == 22 * 3.0
+    assert half.seconds["training"] == 11 * 3.0 + 11 * 1.0

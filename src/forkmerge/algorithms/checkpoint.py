@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from typing import Any
 
 from forkmerge.algorithms.run_record import Round
+from forkmerge.engine.storage.run_folder import NoStore, RunFolder
 from forkmerge.engine.training.branch import BranchResult
 from forkmerge.engine.training.options import Mixture
 from forkmerge.engine.training.state import State
@@ -182,13 +183,16 @@ class RunState:
         self.round_start, self.losses, self.bad_steps, self.seconds = self.step, {}, {}, 0.0
 
     def to_value(self) -> dict[str, Any]:
-        """Return plain nested data for the store; weights that all branches share are written once."""
+        """Return plain nested data for the store; weights that all branches share are written once.
+
+        Of the finished rounds it holds the number only: they stand in the folder, and `read_rounds` brings them back.
+        """
         synced = all(state.step == self.round_start for state in self.branches)
         value = {name: getattr(self, name) for name in _PLAIN}
         value["phase"] = self.phase.value
         value["outcome"] = {} if self.selection is None else _selection_value(self.selection)
         value["mixtures"] = [mixture.to_value() for mixture in self.mixtures]
-        value["rounds"] = [asdict(finished) for finished in self.rounds]
+        value["rounds"] = len(self.rounds)
         value["branches"] = [(replace(state, rows={}) if synced else state).to_value() for state in self.branches]
         value["snapshots"] = {name: _snapshot_value(snapshot) for name, snapshot in self.snapshots.items()}
         value["best"] = _snapshot_value(self.best) if self.best else None
@@ -198,8 +202,8 @@ class RunState:
         return value
 
     @classmethod
-    def from_value(cls, value: dict[str, Any]) -> RunState:
-        """Return the progress that `to_value` described; `refork` completes its branches."""
+    def from_value(cls, value: dict[str, Any], rounds: Sequence[Round]) -> RunState:
+        """Return the progress that `to_value` described, after these rounds; `refork` completes its branches."""
         data = {name: value[name] for name in _PLAIN if name in value or name not in _LATER}
         for name, item in data.items():
             if not isinstance(item, _PLAIN[name]):
@@ -207,10 +211,7 @@ class RunState:
         data["phase"] = Phase(value["phase"])
         data["selection"] = Selection(**value["outcome"]) if value["outcome"] else None
         data["mixtures"] = [Mixture.from_value(item) for item in value["mixtures"]]
-        try:
-            data["rounds"] = [Round.from_json(item) for item in value["rounds"]]
-        except StoreError as error:  # which has no name of a file, and whoever reads this adds it
-            raise ValueError(str(error)) from error
+        data["rounds"] = list(rounds)
         data["snapshots"] = {name: _snapshot(item) for name, item in value["snapshots"].items()}
         data["best"] = _snapshot(value["best"]) if value["best"] else None
         for name in _STATES:
@@ -255,6 +256,22 @@ _PLAIN: dict[str, tuple[type, ...]] = {
 }
 # Which checkpoints of earlier versions lack.
 _LATER = ("bad_steps", "first_bad_step", "shares_floor", "trained_steps", "untouched")
+
+
+def read_rounds(store: RunFolder | NoStore, saved: int | list[dict[str, Any]]) -> list[Round]:
+    """Return the rounds that a checkpoint stands on, and let the folder hold exactly these.
+
+    Args:
+        store: The folder.
+        saved: Their number; earlier versions wrote the rounds themselves into the checkpoint.
+    """
+    values = saved if isinstance(saved, list) else store.rounds.read(saved)
+    try:
+        rounds = [Round.from_json(value) for value in values]
+    except StoreError as error:  # which has no name of a file, and whoever reads this adds it
+        raise ValueError(str(error)) from error
+    store.rounds.keep([asdict(finished) for finished in rounds])
+    return rounds
 
 
 def _selection_value(selection: Selection) -> dict[str, Any]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from torch import Tensor
 
 from forkmerge.algorithms.branches.probes import score_probes
 from forkmerge.algorithms.branches.tail import RoundSteps
-from forkmerge.algorithms.checkpoint import Phase, RunState, Snapshot
+from forkmerge.algorithms.checkpoint import Phase, RunState, Snapshot, read_rounds
 from forkmerge.algorithms.end_of_round import EndOfRound, MergedRound, TrainedRound, prune, record_of
 from forkmerge.algorithms.events.round_events import RoundEvents
 from forkmerge.algorithms.events.run_events import OnEvent
@@ -133,7 +133,7 @@ class Rounds:
         if value is None:
             return False
         with interpreting(f"the newest checkpoint in {self.store.path}", "one of a run"):
-            self.state = run = RunState.from_value(value)
+            self.state = run = RunState.from_value(value, read_rounds(self.store, value["rounds"]))
         value.clear()  # which would hold a second copy of the last merge until this call ends
         run.merged = self._mapped_copy(self.binding.place(run.merged))
         self.binding.attach_weights(run.merged)  # frees the module's own memory before the branches need theirs
@@ -183,6 +183,7 @@ class Rounds:
         run.rounds.append(record)
         check_round(run)
         run.next_round()
+        self.store.rounds.append(record.index, asdict(record))
         self._save()
 
     def _steps(self) -> RoundSteps:

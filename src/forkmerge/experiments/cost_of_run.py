@@ -289,6 +289,8 @@ def _count_blends(settings: Settings, branches: int) -> int:
 def _time_steps(execution: BranchExecution, mixture: Mixture, state: State, steps: int) -> tuple[BranchCost, State]:
     """Train one step and then those that count, less what a call costs that does no step at all."""
     seconds = []
+    if mixture.auxiliary_streams == "one":  # whose steps differ: each stream in turn
+        steps *= len(execution.job.problem.stream_map)
     for count in (1, 0, steps):
         (result,) = execution.train([Segment("search", mixture, count)], [state])
         seconds.append(result.seconds)

@@ -1,13 +1,13 @@
 """One folder per run: resolved config, record, checkpoints, result. Nothing in it is ever unpickled.
 
     RUN/config.json                     resolved config, written once
-    RUN/record.jsonl                    one JSON object per line, append only
+    RUN/record.jsonl, rounds.jsonl      one JSON object per line, append only: events, and finished rounds to go on from
     RUN/checkpoints/00000012/           state.safetensors, state.json, manifest.json
     RUN/branches/00000003/              the same three files, only when branches are kept
     RUN/model.safetensors, result.json  written at the end, result.json last
     RUN/lock                            locked while a process runs the run
 
-All but the record is written under a name `.tmp-…`, synced, then renamed; `load` removes what a kill leaves.
+All but these two is written under a name `.tmp-…`, synced, then renamed; `load` removes what a kill leaves.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from forkmerge.engine.storage.json_files import (
     write_object,
 )
 from forkmerge.engine.storage.lock import take_lock, try_lock
+from forkmerge.engine.storage.rounds_file import NoRounds, RoundsFile
 from forkmerge.errors import StoreError, command, is_count
 
 __all__ = ["NoStore", "RunFolder", "Store", "list_runs", "status", "write_atomically"]
@@ -56,6 +57,7 @@ class RunFolder:
     Attributes:
         config: The resolved config, exactly as it was given to `create`.
         warnings: One line for each damaged checkpoint that `load` passed over.
+        rounds: The finished rounds; a checkpoint need not hold them.
     """
 
     def __init__(self, path: Path, data: Mapping[str, Any], lock: BinaryIO | None) -> None:
@@ -63,7 +65,7 @@ class RunFolder:
         self.config: dict[str, Any] = unpack({key: data[key] for key in data if key != _RUN}, {})
         # What its checkpoints have to say: nothing where an earlier version began the run.
         self._run = {_RUN: data[_RUN], "config": checksum(data)} if _RUN in data else {}
-        self.warnings: list[str] = []
+        self.warnings, self.rounds = list[str](), RoundsFile(path / "rounds.jsonl")
         self._lock = lock
         self._record = None if lock is None else (path / "record.jsonl").open("ab")
 
@@ -274,6 +276,7 @@ class NoStore:
 
     path: Path | None = None
     warnings: tuple[str, ...] = ()
+    rounds = NoRounds()
 
     def record(self, event: Mapping[str, Any]) -> None:
         """Forget the event."""
