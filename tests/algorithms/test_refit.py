@@ -329,3 +329,27 @@ class TestFixedCoefficients:
             with pytest.raises(Stopped):
                 fit(algorithm, net=noisy_net, folder=folder, checkpoint_every=2, on_event=stop_at(at))
             assert_same_run(fit(algorithm, net=noisy_net, folder=folder, checkpoint_every=2, resume=True), whole)
+
+
+class ToldSums(Told):
+    """Coefficients that may sum to more than 1."""
+
+    beyond_one: ClassVar[bool] = True
+
+
+@pytest.mark.parametrize("optimizer_state", ["keep", "average", "reset"])
+def test_sums_of_updates_are_replayed_without_the_branches_that_they_leave_out(
+    optimizer_state: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = [(1.0, 0.5, 0.0), (0.0, 1.5, 0.0), (1.0, 1.0, 0.0), (2.0, 0.0, 0.0)]
+    runs = []
+    for twin in (None, every_branch):
+        algorithm = fm.ForkMerge(
+            "per_auxiliary", interval=3, search=ToldSums(script), refit=True, optimizer_state=optimizer_state
+        )
+        with monkeypatch.context() as patch:
+            if twin is not None:
+                patch.setattr("forkmerge.algorithms.refit.taken_branches", twin)
+            runs.append(fit(algorithm, net=noisy_net))
+    assert_same_bits(*runs)
+    assert trained(runs[0]) == {"alone": [0, 1, 2, 3], "aux": [0, 1, 2], "odd": []}

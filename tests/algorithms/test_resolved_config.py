@@ -139,6 +139,8 @@ class TestOtherOptions:
         assert config["algorithm"].pop("prune_keeps") == "target"
         assert config["algorithm"].pop("search_by") is None
         assert config["algorithm"].pop("rule") == "argmax"
+        assert config["algorithm"].pop("tail") is None
+        assert config["algorithm"].pop("tail_anneal") == "linear"
         as_earlier_version(killed, **{key: config[key] for key in ("training", "problem", "algorithm")})
         assert fit(fm.ForkMerge(interval=4), net=frozen_seeded, folder=killed, resume=True).model is not None
 
@@ -148,6 +150,20 @@ class TestOtherOptions:
         as_earlier_version(killed, algorithm=config["algorithm"])
         with pytest.raises(fm.StoreError, match=r"algorithm\.prune_keeps was 'target' and is 'largest' now"):
             fit(fm.ForkMerge(interval=4, prune_keeps="largest"), net=frozen_seeded, folder=killed, resume=True)
+
+    def test_branches_that_were_given_before_they_had_options_go_on(self, tmp_path: Path) -> None:
+        mixtures = [fm.Mixture("alone", {"tgt": 1.0}), fm.Mixture("joint", {"tgt": 1.0, "odd": 1.0})]
+        for given, options in ((mixtures, ("lr_scale", "auxiliary_streams")), (fm.PerAuxiliary(), ("joint",))):
+            folder, algorithm = tmp_path / str(len(options)), fm.ForkMerge(given, interval=4)
+            with pytest.raises(Stopped):
+                fit(algorithm, folder=folder, on_event=stop_at(9))
+            config = json.loads((folder / "config.json").read_text())
+            described = config["algorithm"]["mixtures"]
+            for item in described.get("branches", [described]):
+                for option in options:
+                    del item[option]
+            as_earlier_version(folder, algorithm=config["algorithm"])
+            assert_same_bits(fit(algorithm, folder=folder, resume=True), fit(algorithm))
 
     def test_threads_stay_those_of_the_start_unless_asked_for(self, killed: Path, monkeypatch: Any) -> None:
         monkeypatch.setattr(torch, "get_num_threads", lambda: 4)

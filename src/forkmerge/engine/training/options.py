@@ -45,10 +45,6 @@ class Mixture:
 
     def __post_init__(self) -> None:
         check_name("branch", self.name)
-        if not isinstance(self.task_weights, Mapping):
-            raise ProblemError(
-                f"branch {self.name!r}: task weights must be {{task: weight}}, got {self.task_weights!r}."
-            )
         object.__setattr__(self, "task_weights", dict(self.task_weights))
         if not (is_number(self.lr_scale) and 0 < self.lr_scale < math.inf):
             raise ProblemError(f"branch {self.name!r}: lr_scale must be a positive number, got {self.lr_scale!r}.")
@@ -95,8 +91,10 @@ def mixtures_of(branches: Mapping[str, Mapping[str, Any]] | Sequence[Mixture]) -
                 if option not in options:
                     raise ProblemError(f"branch {name!r}: " + unknown_name("option of a branch", option, options))
             result.append(Mixture(name, **value))
-        else:
+        elif isinstance(value, Mapping):
             result.append(Mixture(name, value))
+        else:
+            raise ProblemError(f"branch {name!r}: task weights must be {{task: weight}}, got {value!r}.")
     return result
 
 
