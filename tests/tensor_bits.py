@@ -50,3 +50,8 @@ def make_tensor(dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     if dtype is torch.bool:
         raw = raw % 2
     return raw.view(dtype).reshape(shape)
+
+
+def same_bits(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
+    """Equality of names, in any order, and of every bit."""
+    return identical(dict(sorted(left.items())), dict(sorted(right.items())))

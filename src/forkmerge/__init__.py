@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from forkmerge.algorithms.forkmerge import ForkMerge, Joint, SingleTask
     from forkmerge.algorithms.mixtures import Given, Groups, Mixed, Mixtures, NestedTopK, PerAuxiliary, Rates
     from forkmerge.algorithms.own_loop.fork import Fork, fork
+    from forkmerge.algorithms.own_loop.merge_files import merge_files
     from forkmerge.algorithms.post_train import PostTrain
     from forkmerge.algorithms.run_record import Run
     from forkmerge.algorithms.weight_grid import WeightGrid, pareto_front
@@ -38,6 +39,7 @@ _PUBLIC = {
     "algorithms.forkmerge": ("ForkMerge", "Joint", "SingleTask"),
     "algorithms.mixtures": ("Given", "Groups", "Mixed", "Mixtures", "NestedTopK", "PerAuxiliary", "Rates"),
     "algorithms.own_loop.fork": ("Fork", "fork"),
+    "algorithms.own_loop.merge_files": ("merge_files",),
     "algorithms.post_train": ("PostTrain",),
     "algorithms.run_record": ("Run",),
     "algorithms.weight_grid": ("WeightGrid", "pareto_front"),
@@ -104,6 +106,7 @@ __all__ = [
     "load_recipe",
     "measure",
     "merge_auxiliaries",
+    "merge_files",
     "merge_states",
     "nll",
     "pareto_front",

@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import math
 import os
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,7 +22,7 @@ from torch import Tensor
 from forkmerge.engine.storage.json_codec import JSON, seal
 from forkmerge.errors import StoreError
 
-_DTYPES = {
+DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -74,6 +75,20 @@ def is_full(error: BaseException) -> bool:
     return isinstance(error.__cause__, OSError) and error.__cause__.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
+def safetensors_header(tensors: Mapping[str, tuple[torch.dtype, Sequence[int]]]) -> tuple[bytes, list[str]]:
+    """Return how a safetensors file of these types and shapes begins, and the order in which the tensors follow."""
+    order = sorted(tensors, key=lambda name: (-tensors[name][0].itemsize, name))  # so that all are aligned
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name in order:
+        dtype, shape = tensors[name]
+        start, end = end, end + math.prod(shape) * dtype.itemsize
+        header[name] = {"dtype": DTYPES[dtype], "shape": list(shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text, order
+
+
 # Every change of the disk passes through the next four functions, which is where tests put their faults.
 
 
@@ -85,18 +100,11 @@ def write(file: BinaryIO, data: bytes) -> None:
 
 def _save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     """Write the safetensors format tensor by tensor: only strided or remote ones are copied, one at a time."""
-    ordered = sorted(tensors.items(), key=lambda item: (-item[1].itemsize, item[0]))  # so that all are aligned
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, tensor in ordered:
-        start, end = end, end + tensor.nbytes
-        header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+    header, order = safetensors_header({name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()})
     with path.open("xb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for _, tensor in ordered:
-            plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+        file.write(header)
+        for name in order:
+            plain = tensors[name].detach().resolve_conj().resolve_neg().cpu().contiguous()
             file.write(plain.reshape(-1).view(torch.uint8).numpy().data)
 
 
