@@ -10,6 +10,7 @@ PACKAGE = ROOT / "src" / "forkmerge"
 
 WITHOUT_A_TEST_FILE = {
     "cli/__main__.py": "two lines, which every test of a command in a process of its own runs",
+    "cli/options.py": "declarations, which the tests of every command type",
     "experiments/events.py": "the type of a callback, and one that does nothing",
     "report/colours.py": "constants, which the figures are made of",
 }

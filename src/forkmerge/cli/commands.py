@@ -12,7 +12,9 @@ import typer
 from typer.core import TyperGroup
 
 from forkmerge._version import __version__
+from forkmerge.cli.options import BranchWorkers, Json, ProblemArgument, RunArgument, settings_option
 from forkmerge.cli.terminal import say, stderr
+from forkmerge.cli.weights import export, merge
 from forkmerge.errors import ForkMergeError, ResourceError, command, shows_all_frames, user_traceback
 
 _WORDS = "forkmerge.words"  # what was typed, in the context that all commands share
@@ -56,15 +58,6 @@ app = typer.Typer(
     rich_markup_mode=None,  # which would take [compare] in a help text for markup, and shows a type for every flag
     pretty_exceptions_enable=False,
 )
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
-ProblemArgument = Annotated[str, typer.Argument(metavar="PROBLEM", help="A recipe: PROBLEM.toml or module:function.")]
-RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
-BranchWorkers = Annotated[int | None, typer.Option(min=1, metavar="N", help="Processes that train branches.")]
-
-
-def _settings(example: str) -> Any:
-    return typer.Option("--set", metavar="KEY=VALUE", help=f"Any key of a recipe file, e.g. {example}.")
 
 
 def _typed(ctx: typer.Context) -> str:
@@ -119,7 +112,7 @@ def run(
     steps: Annotated[int | None, typer.Option(metavar="N", help="Training steps.")] = None,
     seed: Annotated[int | None, typer.Option(metavar="N", help="Seed of all randomness.")] = None,
     workers: BranchWorkers = None,
-    settings: Annotated[list[str] | None, _settings("algorithm.interval=200")] = None,
+    settings: Annotated[list[str] | None, settings_option("algorithm.interval=200")] = None,
     reference: Annotated[
         bool,
         typer.Option(
@@ -174,16 +167,8 @@ def show(run: RunArgument, as_json: Json = False) -> None:
     show_run_folder(run, as_json=as_json)
 
 
-@app.command()
-def export(
-    run: RunArgument,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="A new folder.")],
-    as_json: Json = False,
-) -> None:
-    """Write a run's model, for plain torch, with a card."""
-    from forkmerge.cli.saved_runs import export_run_folder
-
-    export_run_folder(run, out, as_json=as_json)
+app.command()(export)
+app.command()(merge)
 
 
 @app.command()
@@ -249,7 +234,7 @@ def compare(
             "--equal-compute/--no-equal-compute", help="Add what the compute of ForkMerge would have bought otherwise."
         ),
     ] = None,
-    settings: Annotated[list[str] | None, _settings("steps=500")] = None,
+    settings: Annotated[list[str] | None, settings_option("steps=500")] = None,
     records: Annotated[
         Path | None,
         typer.Option(metavar="FILE.json", help="Also keep the numbers of all runs in one file, made to be committed."),
@@ -309,7 +294,7 @@ def diagnose(
         typer.Option(metavar="DIR", help="Folder of the diagnosis; one that exists is continued.  [default: in runs/]"),
     ] = None,
     workers: Annotated[int, typer.Option(min=1, metavar="N", help="Processes, of one thread each.")] = 2,
-    settings: Annotated[list[str] | None, _settings("steps=500")] = None,
+    settings: Annotated[list[str] | None, settings_option("steps=500")] = None,
     as_json: Json = False,
 ) -> None:
     """Say which auxiliary tasks help a target and which hurt, and why.

@@ -1,4 +1,4 @@
-"""The commands `forkmerge runs`, `forkmerge show` and `forkmerge export`."""
+"""The commands `forkmerge runs` and `forkmerge show`, and what `forkmerge export` does."""
 
 from __future__ import annotations
 

@@ -218,6 +218,10 @@ class TestSearch:
             fm.merge_files(points, tmp_path / "new" / "out", score=score)
         assert not list((tmp_path / "new").iterdir())
 
+    def test_sums_need_a_fork_point_which_files_have_none_of(self, points: dict[str, Path], tmp_path: Path) -> None:
+        with pytest.raises(fm.ProblemError, match=r"Sums needs what the branches were forked from"):
+            fm.merge_files(points, tmp_path / "out", score=self.score_path, search="sums")
+
     @pytest.mark.parametrize("value", [math.nan, "much"])
     def test_a_score_by_which_nothing_can_be_chosen_is_refused(
         self, points: dict[str, Path], tmp_path: Path, value: Any

@@ -72,6 +72,8 @@ def merge_files(
         return MergeOutcome(dict(zip(names, vector, strict=True)), float("nan"), {}, [], {})
     used = search_from(search) or (Grid() if len(names) <= 2 else Greedy())
     used.check(len(names))
+    if used.beyond_one:
+        raise ProblemError(f"{type(used).__name__} needs what the branches were forked from: use Greedy() for files.")
     with TemporaryDirectory(prefix=TEMPORARY, dir=out.parent) as folder:
         merge = find_merge(_FilesMerge(files, Path(folder) / out.name, score, score_state), used)
     check_scores(merge, {})

@@ -1,0 +1,18 @@
+"""Arguments and options that several commands have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
+ProblemArgument = Annotated[str, typer.Argument(metavar="PROBLEM", help="A recipe: PROBLEM.toml or module:function.")]
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
+BranchWorkers = Annotated[int | None, typer.Option(min=1, metavar="N", help="Processes that train branches.")]
+
+
+def settings_option(example: str) -> Any:
+    """Return the option --set, with an example of its use."""
+    return typer.Option("--set", metavar="KEY=VALUE", help=f"Any key of a recipe file, e.g. {example}.")
