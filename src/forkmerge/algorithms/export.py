@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from forkmerge.algorithms.resolved_config import open_run
 from forkmerge.algorithms.run_record import Run, rounds_table
 from forkmerge.algorithms.saved_run import read_run
@@ -26,13 +28,38 @@ CITATION = """@inproceedings{jiang2023forkmerge,
 }"""
 
 
-def export_run(folder: str | os.PathLike[str], out: str | os.PathLike[str]) -> Path:
-    """Write model.safetensors, README.md and card.json of a finished run; they appear all at once or not at all.
+class PlainTorch:
+    """The form of an exported model: one file of tensors, which plain torch loads."""
+
+    def write(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:
+        """Write the files of the model into a new folder."""
+        write_tensors(folder / "model.safetensors", tensors)
+
+    def head(self, card: Mapping[str, Any]) -> str:
+        """Return what stands above the card, for programs that read it."""
+        return ""
+
+    def loading(self, card: Mapping[str, Any]) -> str:
+        """Return how the card says the model is loaded, as Markdown."""
+        module, _, name = _one_line(card["model"]["kind"]).partition(":")
+        code = (
+            "from safetensors.torch import load_file\n\n"
+            f"model = ...  # the module that was trained: {name} of {module}\n"
+            'model.load_state_dict(load_file("model.safetensors"))\n'
+            "model.eval()"
+        )
+        return f"Plain torch and safetensors are enough:\n\n{code_block('python', code)}"
+
+
+def export_run(folder: str | os.PathLike[str], out: str | os.PathLike[str], form: PlainTorch | None = None) -> Path:
+    """Write the model, README.md and card.json of a finished run; they appear all at once or not at all.
 
     Args:
         folder: The run's folder; its model is verified first.
         out: A folder that does not exist yet, or is empty.
+        form: How the model is written; None writes model.safetensors.
     """
+    form = form or PlainTorch()
     run, out = read_run(folder), Path(out)
     with explained(f"write {out}"):
         if out.is_file() or (out.is_dir() and any(out.iterdir())):
@@ -42,11 +69,11 @@ def export_run(folder: str | os.PathLike[str], out: str | os.PathLike[str]) -> P
         out.parent.mkdir(parents=True, exist_ok=True)
         with replacing(out) as unfinished:
             unfinished.mkdir()
-            write_tensors(unfinished / "model.safetensors", tensors)
+            form.write(unfinished, tensors)
             card = make_card(run, config, Path(folder).resolve().name)
-            card["files"] = {"model.safetensors": fingerprint(unfinished / "model.safetensors")}
+            card["files"] = {path.name: fingerprint(path) for path in sorted(unfinished.iterdir())}
             write_file(unfinished / "card.json", encode(plain(card), 2))
-            write_file(unfinished / "README.md", card_text(card, run).encode())
+            write_file(unfinished / "README.md", card_text(card, run, form).encode())
             if out.is_dir():
                 out.rmdir()
     return out
@@ -83,7 +110,7 @@ def make_card(run: Run, config: Mapping[str, Any], name: str) -> dict[str, Any]:
     }
 
 
-def card_text(card: Mapping[str, Any], run: Run) -> str:
+def card_text(card: Mapping[str, Any], run: Run, form: PlainTorch) -> str:
     """Return the card of a run as Markdown."""
     name, algorithm, final = (for_markdown(card[key]) for key in ("name", "algorithm", "final"))
     results = [f"- Validation: {for_markdown(show_metrics(card['validation']))}"] if card["validation"] else []
@@ -91,21 +118,21 @@ def card_text(card: Mapping[str, Any], run: Run) -> str:
         results.append(f"- Test, measured once after training: {for_markdown(show_metrics(card['test']))}")
     environment = [(key, str(value)) for key, value in card["environment"].items()]
     parts = [
+        form.head(card),
         f"# {name}",
         f"{algorithm} with target task {_span(card['target'])}: {card['steps']} steps, seed {card['seed']}. "
         f"The weights are those of the {final}.",
         "\n".join(results),
         *_merging(card, run),
-        "## Loading\n\nPlain torch and safetensors are enough:",
-        _code("python", _loading(card)),
+        f"## Loading\n\n{form.loading(card)}",
         "## How it was made",
-        _code("sh", card["command"]),
+        code_block("sh", card["command"]),
         "Every setting, defaults included, is in card.json.",
         "### Environment",
         word_table("", ("what", "version or kind"), environment).markdown(),
         "\n".join(["### Notes", "", *(f"- {for_markdown(note)}" for note in card["notes"])]) if card["notes"] else "",
         "## Citation\n\nThe method is described in:",
-        _code("bibtex", card["citation"]),
+        code_block("bibtex", card["citation"]),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -130,17 +157,8 @@ def _merging(card: Mapping[str, Any], run: Run) -> list[str]:
     ]
 
 
-def _loading(card: Mapping[str, Any]) -> str:
-    module, _, name = _one_line(card["model"]["kind"]).partition(":")
-    return (
-        "from safetensors.torch import load_file\n\n"
-        f"model = ...  # the module that was trained: {name} of {module}\n"
-        'model.load_state_dict(load_file("model.safetensors"))\n'
-        "model.eval()"
-    )
-
-
-def _code(language: str, text: str) -> str:
+def code_block(language: str, text: str) -> str:
+    """Return code as Markdown, whatever it holds."""
     fence = _fence(text, 3)
     return f"{fence}{language}\n{printable(text)}\n{fence}"
 

@@ -80,17 +80,22 @@ def resume_run(folder: Path, *, workers: int | None, trust: bool, as_json: bool)
     show_warnings(saved)
     if not saved.source:
         raise StoreError(f"{folder} was started from Python: continue it with {saved.how_to_resume}.")
-    if not (trust or is_own_run(saved.config)):
-        _ask(saved)
-    with stdout_for_json(as_json):
-        recipe = _recipe_of(saved)
+    recipe = recipe_of_run(saved, trust=trust, as_json=as_json)
     workers = workers or saved.source.get("workers")
     _train(recipe, folder, workers=workers, resume=True, trust=trust, as_json=as_json)
 
 
-def _ask(saved: SavedRun) -> None:
+def recipe_of_run(saved: SavedRun, *, trust: bool, as_json: bool, doing: str = "continue it") -> Recipe:
+    """Return the recipe of a run, whose code is run; somebody else's only if it is trusted."""
+    if not (trust or is_own_run(saved.config)):
+        _ask(saved, doing)
+    with stdout_for_json(as_json):
+        return _recipe_of(saved)
+
+
+def _ask(saved: SavedRun, doing: str) -> None:
     """Ask on a terminal whether to run somebody else's code; elsewhere that needs an option."""
-    text = f"{saved.path} was not started by you on this machine. To continue it is to run {_code(saved)}"
+    text = f"{saved.path} was not started by you on this machine. To {doing} is to run {_code(saved)}"
     if not can_ask():
         raise StoreError(f"{text}: if you trust it, add --trust.")
     say(stderr(), f"{text}.", style="yellow")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from forkmerge.algorithms.export import export_run
+from forkmerge.algorithms.export import PlainTorch, export_run
 from forkmerge.algorithms.saved_run import SavedRun, list_saved_runs, read_saved_run
 from forkmerge.cli.print_run import runs_table, show_run, show_saved_run
 from forkmerge.cli.terminal import print_json, say, stderr, stdout
@@ -51,9 +51,9 @@ def show_warnings(saved: SavedRun) -> None:
         say(stderr(), f"warning: {warning}", style="yellow")
 
 
-def export_run_folder(folder: Path, out: Path, *, as_json: bool) -> None:
+def export_run_folder(folder: Path, out: Path, *, form: PlainTorch | None = None, as_json: bool) -> None:
     """Write the model of a folder's run, with its card."""
     with interpreting(folder, WHOLE):
-        export_run(folder, out)
-    files = [str(out / name) for name in ("model.safetensors", "README.md", "card.json")]
+        export_run(folder, out, form)
+    files = [str(path) for path in sorted(out.iterdir())]
     print_json({"files": files}) if as_json else say(stdout(), "\n".join(files))

@@ -3,23 +3,52 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from forkmerge.cli.options import Json, RunArgument
-from forkmerge.errors import ConfigError
+from forkmerge.errors import ConfigError, StoreError, unknown_name
+
+if TYPE_CHECKING:
+    from forkmerge.experiments.hf_export import Pretrained
 
 
 def export(
     run: RunArgument,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="A new folder.")],
+    form: Annotated[
+        str,
+        typer.Option("--format", metavar="NAME", help="torch, or hf: the files of save_pretrained, for transformers."),
+    ] = "torch",
+    trust: Annotated[
+        bool, typer.Option("--trust", help="With hf, run the code of a run that somebody else started.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Write a run's model, for plain torch, with a card."""
+    """Write a run's model, for plain torch or for transformers, with a card."""
     from forkmerge.cli.saved_runs import export_run_folder
 
-    export_run_folder(run, out, as_json=as_json)
+    if form not in ("torch", "hf"):
+        raise ConfigError(unknown_name("format", form, ("torch", "hf")))
+    export_run_folder(run, out, form=_pretrained(run, trust, as_json) if form == "hf" else None, as_json=as_json)
+
+
+def _pretrained(folder: Path, trust: bool, as_json: bool) -> Pretrained:
+    """Make the model of a run again, by its recipe."""
+    from forkmerge.algorithms.fit import build_model
+    from forkmerge.algorithms.saved_run import read_saved_run
+    from forkmerge.cli.run import recipe_of_run
+    from forkmerge.experiments.hf_export import Pretrained
+
+    saved = read_saved_run(folder, needs_record=False)
+    if not saved.source:
+        raise StoreError(
+            f"{folder} was started from Python, where its model can be made again: call "
+            f"forkmerge.experiments.hf_export.export_pretrained({str(folder)!r}, OUT, model)."
+        )
+    recipe = recipe_of_run(saved, trust=trust, as_json=as_json, doing="write its model for transformers")
+    return Pretrained(build_model(recipe.model, seed=0))
 
 
 def merge(

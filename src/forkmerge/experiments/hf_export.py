@@ -1,0 +1,90 @@
+"""A finished run as a folder that transformers loads, with a card that model hubs read."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from forkmerge.algorithms.export import PlainTorch, code_block, export_run
+from forkmerge.engine.storage.atomic_files import sync
+from forkmerge.errors import ProblemError, check_packages, printable
+
+_HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")  # and no path on somebody's disk
+
+
+class Pretrained(PlainTorch):
+    """The form of a model that `from_pretrained` loads: what `save_pretrained` writes.
+
+    Args:
+        model: A model like the one that was trained; its weights are replaced by the run's.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        check_packages("a transformers folder", "hf", {"transformers": "transformers"})
+        from transformers import PreTrainedModel
+
+        if not isinstance(model, PreTrainedModel):
+            raise ProblemError(
+                f"the model is {type(model).__module__}:{type(model).__name__}, which is no PreTrainedModel of "
+                "transformers: leave --format hf out, which writes it for plain torch."
+            )
+        self.model: Any = model
+
+    def write(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:
+        """Write config and weights into a new folder."""
+        self.model.load_state_dict(dict(tensors))
+        self.model.save_pretrained(folder)
+        for path in folder.iterdir():
+            with path.open("rb+") as file:
+                sync(file)
+
+    def head(self, card: Mapping[str, Any]) -> str:
+        """Return the metadata that hubs read: JSON, which is YAML, so that no name can break it."""
+        base = str(getattr(self.model.config, "_name_or_path", "") or "")
+        metadata: dict[str, Any] = {
+            **({"base_model": base} if _HUB_NAME.fullmatch(base) and not Path(base).exists() else {}),
+            "base_model_relation": "merge",
+            "library_name": "transformers",
+            "tags": ["forkmerge", "merge"],
+        }
+        results = [_result(card, split) for split in ("validation", "test") if _finite(card[split])]
+        if results:
+            metadata["model-index"] = [{"name": card["name"], "results": results}]
+        lines = [f"{key}: {printable(json.dumps(value, ensure_ascii=False))}" for key, value in metadata.items()]
+        return "\n".join(["---", *lines, "---"])
+
+    def loading(self, card: Mapping[str, Any]) -> str:
+        """Return how the model is loaded."""
+        kind = type(self.model)
+        module = "transformers" if kind.__module__.startswith("transformers.") else kind.__module__
+        code = f'from {module} import {kind.__name__}\n\nmodel = {kind.__name__}.from_pretrained(".")  # this folder'
+        return f"As any model of transformers:\n\n{code_block('python', code)}"
+
+
+def _finite(metrics: Mapping[str, float] | None) -> dict[str, float]:
+    return {name: value for name, value in (metrics or {}).items() if math.isfinite(value)}
+
+
+def _result(card: Mapping[str, Any], split: str) -> dict[str, Any]:
+    """Return metrics as a model index has them: of a task, on a data set."""
+    metrics = [{"type": name, "name": name, "value": value} for name, value in _finite(card[split]).items()]
+    task = {"type": "other", "name": card["target"]}
+    return {"task": task, "dataset": {"type": "other", "name": card["target"], "split": split}, "metrics": metrics}
+
+
+def export_pretrained(folder: str | os.PathLike[str], out: str | os.PathLike[str], model: nn.Module) -> Path:
+    """Write a finished run with `save_pretrained` and a card; everything appears at once or not at all.
+
+    Args:
+        folder: The run's folder; its model is verified first.
+        out: A folder that does not exist yet, or is empty.
+        model: A model like the one that was trained, a `PreTrainedModel`; its weights are replaced by the run's.
+    """
+    return export_run(folder, out, Pretrained(model))
