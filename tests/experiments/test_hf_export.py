@@ -18,7 +18,7 @@ from transformers import BertConfig, BertForSequenceClassification
 import forkmerge as fm
 from command_line import invoke
 from forkmerge.algorithms.export import export_run
-from forkmerge.experiments.hf_export import Pretrained, export_pretrained
+from forkmerge.experiments.hf_export import TransformersFolder, export_pretrained
 
 
 def tiny(name: str = "") -> BertForSequenceClassification:
@@ -103,7 +103,7 @@ def test_no_name_breaks_the_metadata_and_no_infinite_metric_enters_it() -> None:
 
     name = 'a: b"\n---\n\u202e\u2028 größe'
     card = {"name": name, "target": name, "validation": {"nll": math.inf, "accuracy": 0.5}, "test": None}
-    begin, *lines, end = Pretrained(tiny()).head(card).split("\n")
+    begin, *lines, end = TransformersFolder(tiny()).head(card).split("\n")
     assert begin == end == "---"
     (entry,) = yaml.safe_load("\n".join(lines))["model-index"]
     (result,) = entry["results"]

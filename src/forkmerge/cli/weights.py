@@ -11,7 +11,7 @@ from forkmerge.cli.options import Json, RunArgument
 from forkmerge.errors import ConfigError, StoreError, unknown_name
 
 if TYPE_CHECKING:
-    from forkmerge.experiments.hf_export import Pretrained
+    from forkmerge.experiments.hf_export import TransformersFolder
 
 
 def export(
@@ -34,12 +34,12 @@ def export(
     export_run_folder(run, out, form=_pretrained(run, trust, as_json) if form == "hf" else None, as_json=as_json)
 
 
-def _pretrained(folder: Path, trust: bool, as_json: bool) -> Pretrained:
+def _pretrained(folder: Path, trust: bool, as_json: bool) -> TransformersFolder:
     """Make the model of a run again, by its recipe."""
     from forkmerge.algorithms.fit import build_model
     from forkmerge.algorithms.saved_run import read_saved_run
     from forkmerge.cli.run import recipe_of_run
-    from forkmerge.experiments.hf_export import Pretrained
+    from forkmerge.experiments.hf_export import TransformersFolder
 
     saved = read_saved_run(folder, needs_record=False)
     if not saved.source:
@@ -48,7 +48,7 @@ def _pretrained(folder: Path, trust: bool, as_json: bool) -> Pretrained:
             f"forkmerge.experiments.hf_export.export_pretrained({str(folder)!r}, OUT, model)."
         )
     recipe = recipe_of_run(saved, trust=trust, as_json=as_json, doing="write its model for transformers")
-    return Pretrained(build_model(recipe.model, seed=0))
+    return TransformersFolder(build_model(recipe.model, seed=0))
 
 
 def merge(

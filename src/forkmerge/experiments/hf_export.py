@@ -19,7 +19,7 @@ from forkmerge.errors import ProblemError, check_packages, printable
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")  # and no path on somebody's disk
 
 
-class Pretrained(PlainTorch):
+class TransformersFolder(PlainTorch):
     """The form of a model that `from_pretrained` loads: what `save_pretrained` writes.
 
     Args:
@@ -87,4 +87,4 @@ def export_pretrained(folder: str | os.PathLike[str], out: str | os.PathLike[str
         out: A folder that does not exist yet, or is empty.
         model: A model like the one that was trained, a `PreTrainedModel`; its weights are replaced by the run's.
     """
-    return export_run(folder, out, Pretrained(model))
+    return export_run(folder, out, TransformersFolder(model))
