@@ -9,6 +9,7 @@ import pytest
 
 import report_samples as samples
 from command_line import invoke
+from forkmerge.experiments.verdict import MetricVerdict, Verdict
 from forkmerge.report import (
     page_from,
     to_html,
@@ -65,3 +66,22 @@ def test_a_falling_validation_curve_is_commented_on_beside_it_in_the_words_of_th
     assert page.figures["scores"].caption.lower().endswith(remark.lower())
     assert remark not in page.notes, "it is said once"
     assert 'select="best"' not in run_page(samples.saved_run(3, 1)).figures["scores"].caption
+
+
+def test_the_page_says_first_whether_the_run_helped():
+    saved = samples.saved_run(2, 3)
+    metrics = [MetricVerdict("error", -1, 0.2, 0.25, -0.07, -0.03), MetricVerdict("auc", 1, 0.8, 0.8, -0.1, 0.1)]
+    run = replace(saved.run, verdict=Verdict(metrics, 1000, 3.5).to_json())
+    page = run_page(replace(saved, run=run))
+    (table,) = page.sections[0].items
+    assert page.sections[0].title == "Did it help?"
+    assert [[cell.text or cell.value for cell in row][:4] for row in table.rows] == [
+        ["error ↓", "better", 0.25, 0.2],
+        ["auc ↑", "no difference shown", 0.8, 0.8],
+    ]
+    assert (table.rows[0][4].low, table.rows[0][4].high) == (-0.07, -0.03)
+    assert "It is better than single-task training." in page.headline
+    assert any("one seed" in note.lower() for note in table.notes)
+    assert "Did it help?" not in [section.title for section in run_page(saved).sections]
+    undecided = replace(run, verdict=Verdict(metrics[1:], 1000, 3.5).to_json())
+    assert "No difference to single-task training is shown." in run_page(replace(saved, run=undecided)).headline

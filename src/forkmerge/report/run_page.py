@@ -12,6 +12,7 @@ from forkmerge.algorithms.saved_run import SavedRun
 from forkmerge.algorithms.table_data import Cell, Column, Table, show_metrics, show_number, show_seconds
 from forkmerge.analysis.dynamics import coefficient_history
 from forkmerge.errors import command
+from forkmerge.experiments.verdict import Verdict
 from forkmerge.report.figure import MOST_LINES, Axis, Figure, Panel, Series
 from forkmerge.report.merge_figures import coefficients_over_rounds, relevance_over_rounds
 from forkmerge.report.page import Page, Section
@@ -26,6 +27,8 @@ def run_page(saved: SavedRun) -> Page:
     rounds = so_far.searched
     merged = any(len(r.branches) > 1 for r in rounds)
     sections = []
+    if so_far.verdict is not None:
+        sections.append(Section("Did it help?", "", (verdict_table(Verdict.from_json(so_far.verdict)),)))
     if merged:
         history = {"": coefficient_history([so_far])}
         figures = coefficients_over_rounds(history), relevance_over_rounds(history)
@@ -48,6 +51,32 @@ def run_page(saved: SavedRun) -> Page:
         environment=run.environment if run else saved.config.get("environment"),
         commands=_commands(saved),
     )
+
+
+def verdict_table(verdict: Verdict) -> Table:
+    """Return every metric of the run's model beside single-task training, with the interval of their difference."""
+    rows = []
+    for metric in verdict.metrics:
+        change = Cell(metric.model - metric.single_task, low=metric.low, high=metric.high)
+        rows.append(
+            (
+                Cell(text=f"{metric.name} {'↑' if metric.direction > 0 else '↓'}"),
+                Cell(text=metric.decision),
+                Cell(metric.single_task),
+                Cell(metric.model),
+                change,
+            )
+        )
+    columns = (
+        Column("metric", is_words=True),
+        Column("verdict", is_words=True, is_verdict=True),
+        Column("single-task training"),
+        Column("this run"),
+        Column("difference", signed=True, is_neutral=True),
+    )
+    level = f"The difference with its {verdict.confidence:.0%} interval over {verdict.examples} test examples, paired."
+    said = (f"{line[:1].upper()}{line[1:].removesuffix('.')}." for line in verdict.lines[2:])
+    return Table("This run beside single-task training", columns, tuple(rows), (level, *said))
 
 
 def _so_far(saved: SavedRun) -> Run:
@@ -151,6 +180,10 @@ def _headline(saved: SavedRun, run: Run, merged: bool) -> str:
     if run.metrics:
         parts.append(f"{show_metrics(run.metrics)} on validation data")
     text = f"{run.algorithm} on {run.target} reached {', and '.join(parts) or 'its last step'}."
+    if run.verdict is not None:
+        decision = Verdict.from_json(run.verdict).decision
+        than = "No difference to single-task training is shown."
+        text += f" {than}" if decision == "no difference shown" else f" It is {decision} than single-task training."
     if merged:
         uses = use_of(run)
         for word in ("used", "hardly used", "refused"):
