@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from forkmerge.algorithms.mixtures import Given, Groups, Mixed, Mixtures, NestedTopK, PerAuxiliary, Rates
     from forkmerge.algorithms.own_loop.fork import Fork, fork
     from forkmerge.algorithms.own_loop.merge_files import merge_files
+    from forkmerge.algorithms.own_loop.trainer_rounds import rounds
     from forkmerge.algorithms.post_train import PostTrain
     from forkmerge.algorithms.run_record import Run
     from forkmerge.algorithms.weight_grid import WeightGrid, pareto_front
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from forkmerge.problem.definition import Context, Evaluation, Problem, Stream
     from forkmerge.problem.made_auxiliaries import merge_auxiliaries, with_l2
     from forkmerge.problem.metrics import MeanCost, absolute_error, accuracy, nll
+    from forkmerge.problem.model_outputs import model_loss
     from forkmerge.problem.scoring import measure
 
 # Names are imported when they are first asked for, so that `forkmerge --help` need not wait for torch. A test compares
@@ -40,6 +42,7 @@ _PUBLIC = {
     "algorithms.mixtures": ("Given", "Groups", "Mixed", "Mixtures", "NestedTopK", "PerAuxiliary", "Rates"),
     "algorithms.own_loop.fork": ("Fork", "fork"),
     "algorithms.own_loop.merge_files": ("merge_files",),
+    "algorithms.own_loop.trainer_rounds": ("rounds",),
     "algorithms.post_train": ("PostTrain",),
     "algorithms.run_record": ("Run",),
     "algorithms.weight_grid": ("WeightGrid", "pareto_front"),
@@ -55,6 +58,7 @@ _PUBLIC = {
     "problem.definition": ("Context", "Evaluation", "Problem", "Stream"),
     "problem.made_auxiliaries": ("merge_auxiliaries", "with_l2"),
     "problem.metrics": ("MeanCost", "absolute_error", "accuracy", "nll"),
+    "problem.model_outputs": ("model_loss",),
     "problem.scoring": ("measure",),
 }
 _MODULE_OF = {name: f"{__name__}.{module}" for module, names in _PUBLIC.items() for name in names}
@@ -108,8 +112,10 @@ __all__ = [
     "merge_auxiliaries",
     "merge_files",
     "merge_states",
+    "model_loss",
     "nll",
     "pareto_front",
+    "rounds",
     "task_relevance",
     "with_l2",
 ]

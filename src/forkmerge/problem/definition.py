@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 
 from forkmerge.errors import ProblemError, check_count, check_name, is_number, unknown_name
 from forkmerge.problem.display import Displayed, display_problem
-from forkmerge.problem.error_facts import describe
+from forkmerge.problem.model_outputs import predict_batch
 from forkmerge.problem.randomness import derive
 from forkmerge.problem.split_dataset import check_dataset, join, part, size_of
 
@@ -120,14 +120,8 @@ class Stream:
 
 
 def predict_pair(model: nn.Module, batch: Any) -> tuple[Any, Any]:
-    """Return (model(inputs), targets) for batches that are (inputs, targets) pairs."""
-    if not isinstance(batch, list | tuple) or len(batch) != 2:
-        raise ProblemError(
-            f"an evaluation without predict=… needs a data set of (input, target) pairs, and its batches are "
-            f"{describe(batch)}: pass predict=function of (model, batch) that returns (predictions, targets)."
-        )
-    inputs, targets = batch
-    return model(inputs), targets
+    """Return (model(inputs), targets) of pairs, and (model(**inputs).logits, labels) of dicts as transformers has."""
+    return predict_batch(model, batch)
 
 
 @dataclass(frozen=True)
@@ -139,7 +133,8 @@ class Evaluation:
         metrics: A metric or `{name: metric}`. A metric is a mean of costs of examples (`MeanCost`, such as
             `accuracy`), a torchmetrics object, fed batch by batch, or a plain callable
             `metric(predictions, targets) -> number` that gets all of them at once.
-        predict: `predict(model, batch) -> (predictions, targets)`.
+        predict: `predict(model, batch) -> (predictions, targets)`; data of (input, target) pairs, and of dicts with
+            "labels" for a model of transformers, need none.
         batch_size: Examples per forward pass. Where all metrics are `MeanCost`s every pass has this many, or all if
             there are fewer, and a search goes on by one such pass or more: larger ones make it look at more examples.
         collate_fn: How examples become a batch; torch's default where None.
