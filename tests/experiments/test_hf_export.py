@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,21 @@ class TestCommand:
         assert not Path("out").exists()
         done = invoke("export", "a", "out", "--format", "hg", code=2)
         assert "unknown format 'hg'. Known: torch, hf." in done.stderr
+
+    def test_the_code_of_somebody_else_s_run_is_not_run_without_a_flag(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        invoke("run", "hf_problem:recipe", "--out", "a", "--no-reference")
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state of another"))
+        monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        done = invoke("export", "a", "out", "--format", "hf", code=2)
+        told = " ".join(done.stderr.split())
+        assert "To write its model for transformers is to run hf_problem:recipe" in told
+        assert "if you trust it, add --trust" in told
+        assert not Path("out").exists()
+        invoke("export", "a", "plain")  # which only reads
+        invoke("export", "a", "out", "--format", "hf", "--trust")
 
     def test_a_run_that_python_started_says_what_to_call(self, run: Path) -> None:
         done = invoke("export", run, "out", "--format", "hf", code=2)

@@ -99,6 +99,16 @@ class TestTensorBoard:
         run_with(TensorBoard(tmp_path))
         assert curves_near(tensorboard_curves(tmp_path), expected)
 
+    @pytest.mark.parametrize("algorithm", [fm.PostTrain(), fm.ForkMerge(fm.NestedTopK(probe_steps=5), interval=4)])
+    def test_what_counts_its_own_steps_has_a_subfolder(self, algorithm: fm.Algorithm, tmp_path: Path) -> None:
+        memory = Memory()
+        with TensorBoard(tmp_path) as log:
+            fit(algorithm, on_event=lambda event: (memory(event), log(event)))
+        assert curves_near(tensorboard_curves(tmp_path), without_seconds(memory.curves))
+        folders = {path.parent.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("events.*")}
+        parts = {"pretraining", "finetuning"} if isinstance(algorithm, fm.PostTrain) else {".", "probes"}
+        assert parts <= folders
+
 
 def curves_near(curves: Curves, expected: Curves) -> bool:
     """TensorBoard keeps single precision."""

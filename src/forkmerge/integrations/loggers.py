@@ -154,6 +154,7 @@ class MLflow(Logger):
         from mlflow import MlflowClient
 
         self.client = MlflowClient(tracking_uri=tracking_uri)
+        self._is_new = run_id is None
         if run_id is None:
             existing = self.client.get_experiment_by_name(experiment)
             number = self.client.create_experiment(experiment) if existing is None else existing.experiment_id
@@ -182,7 +183,8 @@ class MLflow(Logger):
 
     def _steps(self, key: str) -> set[int]:
         if key not in self._written:
-            self._written[key] = {point.step for point in self.client.get_metric_history(self.run_id, key)}
+            points = [] if self._is_new else self.client.get_metric_history(self.run_id, key)
+            self._written[key] = {point.step for point in points}
         return self._written[key]
 
 
