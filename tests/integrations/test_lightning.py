@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning.pytorch as pl
@@ -149,6 +150,18 @@ def test_killed_inside_a_round_it_resumes_to_the_same_bits(tmp_path: Path) -> No
     assert_same_bits(weights, merged)  # the last merge, not a branch
 
 
+def test_a_training_that_has_ended_goes_on_from_a_checkpoint_written_afterwards(tmp_path: Path) -> None:
+    whole, first, longer = TwoTasks(), TwoTasks(), TwoTasks()
+    fitted(whole, callback(every=3), max_steps=12)
+    run = fitted(first, callback(every=3), max_steps=6)
+    run.save_checkpoint(tmp_path / "six.ckpt")
+    fitted(longer, callback(every=3), path=tmp_path / "six.ckpt", max_steps=12)
+    assert_same_bits(longer, whole)
+    with torch.no_grad():
+        first.heads["tgt"].bias.add_(1)  # the module is the user's again
+    run.save_checkpoint(tmp_path / "changed.ckpt")
+
+
 def test_batches_are_read_once_and_branches_draw_the_same_numbers() -> None:
     reads: list[int] = []
 
@@ -216,6 +229,25 @@ class TestRefusals:
         with pytest.raises(RuntimeError, match="multiple optimizers"):  # Lightning's own
             fitted(TwoOptimizers(), callback())
         self.refused(r"accumulate_grad_batches is 2: pass 1 and larger batches", accumulate_grad_batches=2)
+
+    @pytest.mark.parametrize(
+        ("fact", "match"),
+        [
+            (
+                {"optimizers": [1, 2]},
+                "needs one optimizer, configure_optimizers gave 2: put all",
+            ),
+            ({"world_size": 2}, "runs on one device, the trainer has 2: pass devices=1"),
+            (
+                {"precision_plugin": SimpleNamespace(scaler=1)},
+                "gradient scaler to branches: pass precision='bf16-mixed'",
+            ),
+        ],
+    )
+    def test_what_this_machine_or_lightning_itself_does_not_come_to(self, fact: Any, match: str) -> None:
+        facts = {"optimizers": [1], "world_size": 1, "accumulate_grad_batches": 1, "precision_plugin": None, **fact}
+        with pytest.raises(fm.ProblemError, match=match):
+            callback().on_train_start(SimpleNamespace(**facts, enable_validation=True), TwoTasks())
 
     def test_modules_that_do_not_say_enough(self) -> None:
         class OneLoss(TwoTasks):

@@ -78,6 +78,7 @@ class ForkMergeCallback(Callback):
         self._forked: Fork | None = None
         self._steps = 0  # of every branch, since the last merge
         self._stored: dict[str, Any] | None = None
+        self._last: dict[str, Any] = {}  # of a training that has ended
         self._turn: ForkedBranch | None = None
         self._module: LightningModule | None = None
 
@@ -114,8 +115,11 @@ class ForkMergeCallback(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Merge what the last round has done so far, and leave the module as it was found, with the merged weights."""
+        assert self._forked is not None
         if self._steps:
             self._merge(trainer)
+        self._last = self.state_dict()  # for a checkpoint that is written later, whatever becomes of the module
+        self._forked = None
         self._release()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -124,7 +128,7 @@ class ForkMergeCallback(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the branches, for a checkpoint."""
-        return {} if self._forked is None else {"fork": self._forked.state_dict(), "steps": self._steps}
+        return self._last if self._forked is None else {"fork": self._forked.state_dict(), "steps": self._steps}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take the branches of a checkpoint, to go on with when training starts."""
@@ -187,7 +191,6 @@ class ForkMergeCallback(Callback):
         return value if self.mode == "max" else -value
 
     def _release(self) -> None:
-        """Give the module its own methods back; the branches stay, for a checkpoint that is written later."""
         if self._module is not None:
             del self._module.optimizer_step, self._module.training_step
             self._module = None
