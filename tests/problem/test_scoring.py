@@ -107,6 +107,6 @@ def test_a_data_set_is_not_an_evaluation() -> None:
 
 def test_examples_that_are_no_pairs_need_a_predict() -> None:
     triples = TensorDataset(*(torch.zeros(4, 2) for _ in range(3)))
-    message = r"pairs, and its batches are \[float32\[4, 2\], float32\[4, 2\], float32\[4, 2\]\]: pass predict="
+    message = r"with labels, and its batches are \[float32\[4, 2\], float32\[4, 2\], float32\[4, 2\]\]: pass predict="
     with pytest.raises(fm.ProblemError, match=message):
         measure(nn.Linear(2, 2), fm.Evaluation(triples, fm.accuracy))
