@@ -113,7 +113,10 @@ def compared(word: str, folder: Path) -> Any:
     return compared_method_from(word).prepare(recipe, refit=False).fit(folder=folder, threads=1)
 
 
-WORDS = ("stl-best:2", "posttrain-best:2", "stl-average:2", "forkmerge-aux-uniform", "grid[values=[0.5,1.0]]")
+WORDS = (
+    *("stl-best:2", "posttrain-best:2", "stl-average:2", "forkmerge-aux-uniform", "grid[values=[0.5,1.0]]"),
+    *("posttrain-average:2", "joint-then-alone-average:2", "forkmerge-once", "forkmerge-aux-once"),
+)
 
 
 def all_cases() -> dict[str, Callable[..., Any]]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from forkmerge.algorithms.own_loop.fork import Fork, fork
     from forkmerge.algorithms.own_loop.merge_files import merge_files
     from forkmerge.algorithms.own_loop.trainer_rounds import rounds
-    from forkmerge.algorithms.post_train import PostTrain
+    from forkmerge.algorithms.post_train import JointThenAlone, PostTrain
     from forkmerge.algorithms.run_record import Run
     from forkmerge.algorithms.weight_grid import WeightGrid, pareto_front
     from forkmerge.engine.merging.relevance import task_relevance
@@ -43,7 +43,7 @@ _PUBLIC = {
     "algorithms.own_loop.fork": ("Fork", "fork"),
     "algorithms.own_loop.merge_files": ("merge_files",),
     "algorithms.own_loop.trainer_rounds": ("rounds",),
-    "algorithms.post_train": ("PostTrain",),
+    "algorithms.post_train": ("JointThenAlone", "PostTrain"),
     "algorithms.run_record": ("Run",),
     "algorithms.weight_grid": ("WeightGrid", "pareto_front"),
     "engine.merging.relevance": ("task_relevance",),
@@ -78,6 +78,7 @@ __all__ = [
     "Grid",
     "Groups",
     "Joint",
+    "JointThenAlone",
     "MeanCost",
     "Mixed",
     "Mixture",

@@ -8,9 +8,11 @@ import forkmerge as fm
 from _asserts import assert_other_bits, assert_same_bits, assert_same_run
 from forkmerge.algorithms.events import StepProgress
 from forkmerge.engine.storage.run_folder import status
+from forkmerge.engine.training.branch import train_branch
+from forkmerge.engine.training.options import Mixture, Training
 from forkmerge.experiments.recipe import algorithm_from
 from forkmerge.problem.randomness import derive
-from problems import TASKS, Stopped, Untouchable, evaluation, fit, noisy_net, plain_net, seeded, shared_problem
+from problems import ADAM, TASKS, Stopped, Untouchable, evaluation, fit, noisy_net, plain_net, seeded, shared_problem
 
 EQUAL = dict.fromkeys(TASKS, 1.0)
 
@@ -124,3 +126,69 @@ def test_a_schedule_in_shares_of_the_steps_is_that_of_each_part():
     assert_same_bits(run, by_hand)
     whole = fit(fm.PostTrain(pretrain_steps=6, interval=2), net=start(), steps=10, scheduler=decay(5))
     assert_other_bits(run, whole)
+
+
+COSINE = fm.SchedulerOf("CosineAnnealingLR", T_max="100%")
+
+
+def one_training(steps: int, joint: int, net=noisy_net):
+    """Two trainings of one segment each, by the loop itself, with everything carried over."""
+    problem, training = shared_problem(), Training(ADAM, COSINE).over(steps)
+    binding = training.binding(seeded(net))
+    state = binding.initial()
+    for weights, count in ((EQUAL, joint), ({"tgt": 1.0}, steps - joint)):
+        train_branch(binding, problem, Mixture("joint", weights), state, steps=count, training=training, seed=0)
+    binding.release(state)
+    return binding.model
+
+
+@pytest.mark.parametrize(("steps", "alone", "joint"), [(10, 0.5, 5), (10, 0.3, 7), (11, 0.5, 5), (2, 0.5, 1)])
+def test_joint_then_alone_is_one_training_whose_schedule_and_optimizer_go_on(steps, alone, joint):
+    run = fit(fm.JointThenAlone(alone), net=seeded(noisy_net), steps=steps, optimizer=ADAM, scheduler=COSINE)
+    assert_same_bits(run, one_training(steps, joint))
+    assert (run.algorithm, run.final, len(run.rounds)) == ("JointThenAlone", "last step", 1)
+
+
+def test_joint_then_alone_is_not_post_training():
+    options = {"steps": 10, "optimizer": ADAM, "scheduler": COSINE}
+    apart = fit(fm.PostTrain(), net=seeded(noisy_net), **options)
+    assert_other_bits(fit(fm.JointThenAlone(), net=seeded(noisy_net), **options), apart)
+
+
+def test_joint_then_alone_returns_the_best_of_both_parts_if_asked():
+    wild = fm.OptimizerOf("SGD", lr=4.0)
+    run = fit(fm.JointThenAlone(select="best", interval=1), optimizer=wild, steps=8)
+    every = [fit(fm.Joint(interval=1), optimizer=wild, steps=count).score for count in range(1, 5)]
+    assert run.score >= max(every) > fit(fm.JointThenAlone(), optimizer=wild, steps=8).score
+    assert run.final == "best validation"
+
+
+def test_joint_then_alone_is_refitted_to_the_step_that_was_best():
+    run = fit(fm.JointThenAlone(select="best", interval=2, refit=True), steps=8)
+    (searched, again) = run.rounds
+    assert (run.final, again.phase) == ("refit", "refit")
+    assert searched.branches["joint"].entered_step == again.branches["joint"].entered_step
+
+
+@pytest.mark.parametrize("refit", [False, True])
+def test_joint_then_alone_stopped_anywhere_ends_with_the_same_bits(tmp_path, refit):
+    algorithm = fm.JointThenAlone(select="best", interval=2, refit=refit)
+    whole = fit(algorithm, net=noisy_net, steps=8)
+    for stop in (1, 3, 5):
+        seen = []
+
+        def observe(event, seen=seen, stop=stop):
+            seen.append(event)
+            if sum(isinstance(item, StepProgress) for item in seen) == stop:
+                raise Stopped
+
+        folder = tmp_path / str(stop)
+        with pytest.raises(Stopped):
+            fit(algorithm, net=noisy_net, steps=8, folder=folder, on_event=observe, checkpoint_every=1)
+        assert_same_run(fit(algorithm, net=noisy_net, steps=8, folder=folder, resume=True), whole)
+
+
+@pytest.mark.parametrize("alone", [0, 1, 1.5, True, "half"])
+def test_a_share_that_is_none_is_refused(alone):
+    with pytest.raises(fm.ProblemError, match="alone must be a share of the steps between 0 and 1"):
+        fm.JointThenAlone(alone)

@@ -8,15 +8,19 @@ import pytest
 
 import forkmerge as fm
 from compare_problem import recipe
+from forkmerge.algorithms.branches.round_sizes import branch_count
+from forkmerge.algorithms.equal_compute import Averaged
 from forkmerge.experiments.compared_methods import (
+    ABOUT,
     PAPER,
     compared_method_from,
     compared_methods_from,
+    equal_compute_words,
     takes,
     with_setting,
 )
 from forkmerge.experiments.comparison import plan_comparison
-from forkmerge.experiments.cost_of_run import branch_count
+from paths import ROOT
 
 
 def test_the_recipes_own_options_are_what_methods_have_in_common():
@@ -107,12 +111,75 @@ def test_bad_options_are_refused_when_the_comparison_is_planned(text, message):
         plan_comparison("compare_problem:recipe", methods=text)
 
 
-@pytest.mark.parametrize("word", ["stl-best:3", "posttrain-best:3", "stl-average:3"])
+@pytest.mark.parametrize(
+    "word",
+    [f"{run}-{how}:3" for run in ("stl", "posttrain", "joint-then-alone") for how in ("best", "average")],
+)
 def test_runs_that_take_the_place_of_branches_count_as_such(word):
     method = compared_method_from(word)
     assert method.count == 3
     assert branch_count(method.algorithm(recipe(), refit=False), recipe().problem) == 3
     assert branch_count(method.algorithm(recipe(), refit=True), recipe().problem) == 3
+
+
+def test_the_page_of_methods_lists_every_word():
+    page = (ROOT / "docs/methods.md").read_text("utf-8")
+    assert "\n".join(f"| `{word}` | {about} |" for word, about in ABOUT.items()) in page
+
+
+def test_averages_are_of_the_runs_that_the_word_names_with_the_recipes_policy_for_statistics():
+    made = replace(recipe(), algorithm=fm.ForkMerge(interval=2, select="best", bn="recompute", bn_batches=7))
+    built = {
+        word: compared_method_from(f"{word}-average:3").algorithm(made, refit=True)
+        for word in ("stl", "posttrain", "joint-then-alone")
+    }
+    policy = {"runs": 3, "bn": "recompute", "bn_batches": 7}
+    options = {"interval": 2, "select": "best", "refit": True}
+    assert built == {
+        "stl": Averaged(fm.SingleTask(**options), **policy),
+        "posttrain": Averaged(fm.PostTrain(**options), **policy),
+        "joint-then-alone": Averaged(fm.JointThenAlone(**options), **policy),
+    }
+
+
+def test_options_of_what_is_averaged_can_be_set():
+    method = compared_method_from("joint-then-alone-average:2[alone=0.3,bn=recompute]")
+    algorithm = method.algorithm(recipe(), refit=False)
+    assert (algorithm.algorithm.alone, algorithm.bn) == (0.3, "recompute")
+    assert method.label == "JointThenAlone, average of 2[alone=0.3,bn=recompute]"
+
+
+def test_merged_once_is_forkmerge_whose_round_is_the_run():
+    for word, branches in (("forkmerge-once", "mixed"), ("forkmerge-aux-once", "per_auxiliary")):
+        (plain, inside) = (
+            compared_method_from(name).algorithm(recipe(), refit=False) for name in (word, f"{word}+pcgrad")
+        )
+        assert plain == fm.ForkMerge(branches, interval=recipe().steps)
+        assert inside == replace(plain, method=fm.methods.PCGrad())
+        assert len(recipe().fit(progress=False).rounds) > 1
+        once = replace(recipe(), algorithm=plain).fit(progress=False)
+        assert [r.end for r in once.rounds] == [recipe().steps]
+
+
+@pytest.mark.parametrize("word", ["forkmerge-uniform", "forkmerge-aux-uniform"])
+def test_uniform_merges_take_every_option_of_the_branches(word):
+    options = "interval=2,tail=0.5,bn=recompute,optimizer_state=average,checkpoint=best_so_far,select=best,lr=0.1"
+    prepared = compared_method_from(f"{word}[{options}]").prepare(recipe(), refit=False)
+    algorithm = prepared.algorithm
+    assert (algorithm.search, algorithm.tail, algorithm.bn) == (fm.Fixed(), 0.5, "recompute")
+    run = prepared.fit(progress=False)
+    assert all(len(set(r.coefficients.values())) == 1 for r in run.rounds)
+
+
+def test_at_equal_compute_uniform_and_single_merges_keep_the_options_of_branches():
+    chosen = compared_methods_from("forkmerge[interval=2,tail=0.5,search_by=nll,prune_to=1],forkmerge-aux+pcgrad")
+    words = equal_compute_words(chosen, {m.word: 2 for m in chosen}, {m.word: "" for m in chosen})
+    assert words == [
+        "forkmerge-uniform[interval=2,tail=0.5]",
+        "forkmerge-once[prune_to=1,search_by=nll,tail=0.5]",
+        *("stl-best:2", "posttrain-best:2", "stl-average:2", "posttrain-average:2", "joint-then-alone-average:2"),
+    ]
+    assert [compared_method_from(word).word for word in words] == words
 
 
 def test_what_a_word_fixes_is_not_tuned():

@@ -163,7 +163,10 @@ def test_equal_labels_refits_everything_and_tunes_without(tmp_path):
 
 def test_equal_compute_adds_what_the_same_compute_buys(tmp_path):
     comparison = planned(methods="forkmerge-aux", equal_compute=True, seeds=1)
-    words = ["stl", "forkmerge-aux", "forkmerge-aux-uniform", "stl-best:3", "posttrain-best:3", "stl-average:3"]
+    words = [
+        *("stl", "forkmerge-aux", "forkmerge-aux-uniform", "forkmerge-aux-once", "stl-best:3", "posttrain-best:3"),
+        *("stl-average:3", "posttrain-average:3", "joint-then-alone-average:3"),
+    ]
     assert [method.word for method in comparison.methods] == words
     found = compared(tmp_path, comparison)
     assert {o.branches for o in found if o.method not in ("stl",)} == {3}

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import forkmerge as fm
-from forkmerge.algorithms.equal_compute import AveragedSingleTask, BestOf
+from forkmerge.algorithms.equal_compute import Averaged, BestOf
 from forkmerge.algorithms.events import ProbeScored, RoundFinished, RunStarted, StepProgress
 from forkmerge.cli.print_run import show_cost
 from forkmerge.experiments import cost_of_run
-from forkmerge.experiments.cost_of_run import RunCost, branch_count, count_steps, estimate_run
+from forkmerge.experiments.cost_of_run import RunCost, estimate_run
 from problems import (
     ADAM,
     TASKS,
@@ -231,7 +231,20 @@ def test_the_plan_is_printed_with_everything_in_it() -> None:
         assert any(line.startswith(name) for line in text.splitlines())
 
 
-@pytest.mark.parametrize("algorithm", [fm.PostTrain(), fm.WeightGrid()], ids=["post-training", "grid of weights"])
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        fm.PostTrain(),
+        fm.WeightGrid(),
+        BestOf(fm.PostTrain(refit=True), 3),
+        BestOf(fm.SingleTask(select="best", refit=True), 2),
+        BestOf(fm.ForkMerge("per_auxiliary", interval=5), 2),
+        Averaged(fm.PostTrain(), 3),
+        Averaged(fm.JointThenAlone(), 3),
+        Averaged(fm.JointThenAlone(select="best", refit=True), 2),
+    ],
+    ids=repr,
+)
 def test_an_algorithm_made_of_several_runs_is_planned_as_a_whole(algorithm: fm.Algorithm) -> None:
     examiner = Examiner()
     made = recipe(algorithm, problem=shared_problem(metrics=examiner), steps=10)
@@ -239,42 +252,8 @@ def test_an_algorithm_made_of_several_runs_is_planned_as_a_whole(algorithm: fm.A
     one = estimate_run(recipe(fm.Joint(), steps=10))
     steps, _ = count_work(made, examiner)
     assert plan.branch_steps["total"] == steps
-    assert plan.disk["total"] >= one.disk["total"] * steps / 10
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "branches"),
-    [
-        (fm.SingleTask(), 1),
-        (fm.Joint(), 1),
-        (fm.ForkMerge(), 2),
-        (fm.ForkMerge("per_auxiliary"), 3),
-        (fm.ForkMerge(fm.NestedTopK(probe_steps=3, sizes=(1,))), 2),
-        (BestOf(fm.SingleTask(), 4), 4),
-        (BestOf(fm.PostTrain(), 3), 3),
-        (BestOf(fm.ForkMerge("per_auxiliary"), 2), 2),
-        (AveragedSingleTask(5), 5),
-    ],
-)
-def test_branches_are_counted_and_so_are_the_runs_that_take_their_place(algorithm: fm.Algorithm, branches: int) -> None:
-    assert branch_count(algorithm, shared_problem()) == branches
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "steps"),
-    [
-        (fm.SingleTask(), 10),
-        (fm.SingleTask(refit=True), 10),
-        (fm.SingleTask(select="best", refit=True), 20),
-        (fm.ForkMerge("per_auxiliary", floor=True), 38),
-        (fm.ForkMerge(fm.NestedTopK(probe_steps=3, sizes=(1,))), 2 * 3 + 20),
-        (BestOf(fm.SingleTask(), 4), 40),
-        (BestOf(fm.SingleTask(refit=True), 4), 50),
-        (AveragedSingleTask(3), 30),
-    ],
-)
-def test_steps_are_counted_without_training(algorithm: fm.Algorithm, steps: int) -> None:
-    assert count_steps(algorithm, shared_problem(), 10) == steps
+    if isinstance(algorithm, fm.PostTrain | fm.WeightGrid):
+        assert plan.disk["total"] >= one.disk["total"] * steps / 10
 
 
 def test_a_dry_run_says_factors_on_the_learning_rate_and_the_tail() -> None:

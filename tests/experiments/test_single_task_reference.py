@@ -10,7 +10,7 @@ import pytest
 
 import compare_problem
 import forkmerge as fm
-from forkmerge.algorithms.equal_compute import AveragedSingleTask, BestOf
+from forkmerge.algorithms.equal_compute import Averaged, BestOf
 from forkmerge.experiments.comparison import Comparison, plan_comparison, run_comparison
 from forkmerge.experiments.cost_of_comparison import estimate_comparison
 from forkmerge.experiments.paired_statistics import relative_change
@@ -54,7 +54,7 @@ def words(comparison: Comparison) -> list[str]:
         (fm.ForkMerge(interval=100, select="best"), None),  # the only look is at the last step
         (BestOf(fm.SingleTask(20, select="best"), 2), 20),
         (BestOf(fm.SingleTask(20), 2), None),
-        (AveragedSingleTask(2, 10, select="best"), 10),
+        (Averaged(fm.SingleTask(10, select="best"), 2), 10),
     ],
 )
 def test_how_often_an_algorithm_may_stop_early_is_read_from_its_options(algorithm, steps):
@@ -119,8 +119,10 @@ def test_where_selection_itself_is_tuned_references_are_those_that_do_not_choose
 def test_equal_compute_selects_as_the_forkmerge_beside_it():
     names = words(planned("forkmerge[select=best]", equal_compute=True))
     assert names == [
-        *("stl", "stl[select=best]", "forkmerge[select=best]", "forkmerge-uniform[select=best]"),
+        *("stl", "stl[select=best]", "forkmerge[select=best]"),
+        *("forkmerge-uniform[select=best]", "forkmerge-once[select=best]"),
         *("stl-best:2[select=best]", "posttrain-best:2[select=best]", "stl-average:2[select=best]"),
+        *("posttrain-average:2[select=best]", "joint-then-alone-average:2[select=best]"),
     ]
 
 

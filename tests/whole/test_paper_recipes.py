@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 import forkmerge as fm
 from aliexpress_files import write_country
 from few_label_files import write_binary, write_svhn
+from forkmerge.algorithms.branches.round_sizes import branch_count, count_steps
 from forkmerge.analysis.conflict import measure_similarity
 from forkmerge.analysis.transfer_runs import SeededSource, TransferRun, do_transfer_run
 from forkmerge.cli.commands import app
@@ -28,7 +29,7 @@ from forkmerge.datasets import aliexpress, domainnet, nyuv2
 from forkmerge.datasets._classify import ClassificationLosses, SmallConvNet
 from forkmerge.experiments.compared_methods import PAPER, with_setting
 from forkmerge.experiments.comparison import plan_comparison, settings_of
-from forkmerge.experiments.cost_of_run import branch_count, count_steps, estimate_run
+from forkmerge.experiments.cost_of_run import estimate_run
 from forkmerge.experiments.recipe import load_recipe, seeded_recipe
 from forkmerge.experiments.run_results import read_run_result
 from forkmerge.models import ESMM, MTAN, DenseModel, MMoE, ResNet, ViT

@@ -7,13 +7,27 @@ from forkmerge.algorithms.fit import Algorithm
 from forkmerge.algorithms.forkmerge import ForkMerge, Joint, SingleTask
 
 if TYPE_CHECKING:
-    from forkmerge.algorithms.post_train import PostTrain
+    from forkmerge.algorithms.post_train import JointThenAlone, PostTrain
     from forkmerge.algorithms.weight_grid import WeightGrid, pareto_front
 
 # Imported when first asked for: `import forkmerge` is often for ForkMerge alone.
-_LATER = {"PostTrain": "post_train", "WeightGrid": "weight_grid", "pareto_front": "weight_grid"}
+_LATER = {
+    "JointThenAlone": "post_train",
+    "PostTrain": "post_train",
+    "WeightGrid": "weight_grid",
+    "pareto_front": "weight_grid",
+}
 
-__all__ = ["Algorithm", "ForkMerge", "Joint", "PostTrain", "SingleTask", "WeightGrid", "pareto_front"]
+__all__ = [
+    "Algorithm",
+    "ForkMerge",
+    "Joint",
+    "JointThenAlone",
+    "PostTrain",
+    "SingleTask",
+    "WeightGrid",
+    "pareto_front",
+]
 
 
 def __getattr__(name: str) -> Any:

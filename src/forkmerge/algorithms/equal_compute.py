@@ -11,14 +11,16 @@ from typing import Any, Literal
 from torch import nn
 from torch.optim import Optimizer
 
+from forkmerge.algorithms.branches.round_sizes import count_steps
 from forkmerge.algorithms.composed import Composed, Parts, comparable_scores, whole
 from forkmerge.algorithms.fit import Algorithm
-from forkmerge.algorithms.forkmerge import SingleTask
 from forkmerge.algorithms.run_record import Run
 from forkmerge.algorithms.settings import Settings
 from forkmerge.engine.executors.parallel_calls import using_threads
 from forkmerge.engine.merging.arithmetic import merge_tensors
+from forkmerge.engine.merging.batchnorm_policy import recompute_statistics
 from forkmerge.engine.training.model_binding import OptimizerFactory
+from forkmerge.engine.training.options import Training
 from forkmerge.errors import ProblemError, check_count
 from forkmerge.problem.definition import Problem
 from forkmerge.problem.metrics import Criterion
@@ -82,19 +84,23 @@ class BestOf(Composed):
         """Whether the chosen candidate is trained once more on training ∪ validation data."""
         return bool(getattr(self.algorithm, "refit", False))
 
+    @property
+    def _searched(self) -> Algorithm:
+        """What the candidates are: without a refit, which the chosen one alone gets."""
+        return replace(self.algorithm, refit=False) if self.refits else self.algorithm  # type: ignore[type-var]
+
     def settings(self, problem: Problem) -> Settings:
         """Return the settings of a candidate."""
         return self.algorithm.settings(problem)
 
     def branch_steps(self, problem: Problem, steps: int) -> int:
         """Return the steps of all candidates, and of the refit."""
-        once = self.algorithm.branch_steps(problem, steps) if isinstance(self.algorithm, Composed) else steps
-        return (self.runs + self.refits) * once
+        counts = [count_steps(self._searched, problem, steps)] * self.runs
+        return sum(counts) + (count_steps(self.algorithm, problem, steps) if self.refits else 0)
 
     def compose(self, parts: Parts) -> Run:
         """Train every candidate, then the best one again if it is to be refitted."""
-        searched = replace(self.algorithm, refit=False) if self.refits else self.algorithm  # type: ignore[type-var]
-        runs = [self._candidate(parts, searched, index) for index in range(self.runs)]
+        runs = [self._candidate(parts, self._searched, index) for index in range(self.runs)]
         scores = comparable_scores(parts.problem.target_validation.directions, [run.metrics for run in runs])
         best = max(range(self.runs), key=scores.__getitem__)  # of equals the first
         chosen = runs[best]
@@ -123,46 +129,57 @@ class BestOf(Composed):
 
 
 @dataclass(frozen=True)
-class AveragedSingleTask(Composed):
-    """Train on the target alone several times and average the weights uniformly, once, at the end.
+class Averaged(Composed):
+    """Train several times and average the weights uniformly, once, at the end.
 
     The runs start from the same weights and differ in the order of their examples.
 
     Args:
-        runs: How many.
-        interval: Steps between validations; None makes five.
-        select: The model of every run: the "last", or the "best" on validation.
-        refit: Train on training ∪ validation data of the target.
+        algorithm: What is trained.
+        runs: How many times.
+        bn: BatchNorm statistics of the average: "average" them like parameters, or "recompute" them on the target's
+            training data.
+        bn_batches: Batches for "recompute".
     """
 
+    algorithm: Algorithm
     runs: int
-    interval: int | None = None
-    select: Literal["last", "best"] = "last"
-    refit: bool = False
+    bn: Literal["average", "recompute"] = "average"
+    bn_batches: int = 50
 
     def __post_init__(self) -> None:
         check_count("runs", self.runs)
+        check_count("bn_batches", self.bn_batches)
+        if self.bn not in ("average", "recompute"):
+            raise ProblemError(f"bn must be one of average, recompute, got {self.bn!r}.")
+
+    @property
+    def refits(self) -> bool:
+        """Whether every run is trained on training ∪ validation data in the end."""
+        return bool(getattr(self.algorithm, "refit", False))
 
     def settings(self, problem: Problem) -> Settings:
         """Return the settings of one run."""
-        return self._single.settings(problem)
+        return self.algorithm.settings(problem)
 
     def branch_steps(self, problem: Problem, steps: int) -> int:
         """Return the steps of all runs."""
-        return self.runs * steps * (2 if self.refit and self.select == "best" else 1)
+        return self.runs * count_steps(self.algorithm, problem, steps)
 
     def compose(self, parts: Parts) -> Run:
         """Train every run, average, measure."""
         runs = []
         for index in range(self.runs):
             seed = derive(parts.seed, "order", index) if index else parts.seed
-            runs.append(parts.run(f"run-{index}", self._single, model=copy.deepcopy(parts.module), seed=seed))
+            runs.append(parts.run(f"run-{index}", self.algorithm, model=copy.deepcopy(parts.module), seed=seed))
         states = [_model(run).state_dict() for run in runs]
         coefficients = [1 / self.runs] * self.runs
         merged = {name: merge_tensors([state[name] for state in states], coefficients) for name in states[0]}
         parts.module.load_state_dict(merged)
+        if self.bn == "recompute" and self.runs > 1:  # one run is a trained model, not an average, and keeps its own
+            self._recompute(parts)
         changes: dict[str, Any] = {"final": f"uniform average of {self.runs} runs", "score": None, "metrics": {}}
-        if not self.refit:
+        if not self.refits:
             with using_threads(parts.threads):
                 metrics = measure(parts.module, parts.problem.target_validation, seed=parts.seed)
             criterion = Criterion(parts.problem.target_validation.directions)
@@ -171,9 +188,18 @@ class AveragedSingleTask(Composed):
             changes.update(metrics=metrics, score=score if math.isfinite(score) else None)
         return whole(self, parts, runs[0], **changes)
 
-    @property
-    def _single(self) -> SingleTask:
-        return SingleTask(self.interval, self.select, self.refit)
+    def _recompute(self, parts: Parts) -> None:
+        """Recompute the statistics of the averaged module as those of a merge at the last step would be."""
+        problem = parts.problem.with_validation_labels() if self.refits else parts.problem
+        precision = parts.options.get("precision", "float32")
+        training = Training(parts.optimizer, precision=precision, channels_last=False)
+        binding = training.binding(parts.module)
+        state = binding.initial()
+        with using_threads(parts.threads):
+            recompute_statistics(
+                binding, state, problem, training=training, seed=parts.seed, count=self.bn_batches, step=parts.steps
+            )
+        binding.release(state)
 
 
 def _model(run: Run) -> nn.Module:

@@ -1,15 +1,20 @@
-"""Post-train: learn all tasks first, then the target alone."""
+"""All tasks first, then the target alone: as two trainings (Post-train), or as one under one schedule."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from sys import maxsize
 from typing import Literal
 
 from forkmerge.algorithms.composed import Composed, Parts, follow, whole
+from forkmerge.algorithms.fit import Algorithm
 from forkmerge.algorithms.forkmerge import Joint, SingleTask
+from forkmerge.algorithms.mixtures import JOINT, Given
 from forkmerge.algorithms.run_record import Run
 from forkmerge.algorithms.settings import Settings
+from forkmerge.engine.merging.searches import Fixed
+from forkmerge.engine.training.options import Mixture
 from forkmerge.errors import ProblemError, is_count
 from forkmerge.methods import Method, method_from
 from forkmerge.problem.definition import Problem
@@ -82,3 +87,49 @@ class PostTrain(Composed):
     @property
     def _pretraining(self) -> Joint:
         return Joint(self.task_weights, self.method, self.interval, select="best", refit=self.refit)
+
+
+@dataclass(frozen=True)
+class JointThenAlone(Algorithm):
+    """Train on all tasks, then on the target alone, as one training with one optimizer and one schedule.
+
+    Unlike `PostTrain` it goes on from the last weights of the first part with the optimizer of that part, and a
+    learning rate that falls over the run falls once. It is ForkMerge with one branch, and one round with a tail.
+
+    Args:
+        alone: Share of the steps that train on the target alone, the last ones.
+        task_weights: `{task: weight}` of the first part; None weighs every task equally.
+        method: How the tasks of the first part are combined, e.g. "PCGrad"; None sums them.
+        interval: Steps between validations, for `select="best"`; None makes five.
+        select: The model returned: the "last", or the "best" on validation of either part.
+        refit: Train on training ∪ validation data of the target; with `select="last"` that is all that is trained.
+    """
+
+    alone: float = 0.5
+    task_weights: Mapping[str, float] | None = None
+    method: Method | str | None = None
+    interval: int | None = None
+    select: Literal["last", "best"] = "last"
+    refit: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "method", method_from(self.method))
+        if isinstance(self.alone, bool) or not isinstance(self.alone, int | float) or not 0 < self.alone < 1:
+            raise ProblemError(f"alone must be a share of the steps between 0 and 1, got {self.alone!r}.")
+
+    def settings(self, problem: Problem) -> Settings:
+        """Return the equivalent ForkMerge: a round as long as any run."""
+        weights = dict.fromkeys(problem.tasks, 1.0) if self.task_weights is None else self.task_weights
+        return Settings(
+            Given([Mixture(JOINT, weights)]),
+            interval=maxsize,
+            search=Fixed(),
+            # The best of a round's steps is the best of the run's, for there is one.
+            checkpoint="best_in_interval" if self.select == "best" else "last",
+            validate_every=self.interval,
+            select=self.select,
+            refit=self.refit,
+            method=self.method,
+            tail=self.alone,
+            tail_anneal="none",
+        )

@@ -136,6 +136,7 @@ def stored_training(folder: str | os.PathLike[str] | None, resume: bool) -> dict
 # What runs did that were begun before there was a choice: of training, and of algorithms and methods by name.
 _FORMER = {"statistics": "all", "lr_of": None}
 _FORMER_OPTIONS: dict[str, dict[str, Any]] = {
+    "Averaged": {"bn": "average", "bn_batches": 50},
     "ForkMerge": {
         "prune_keeps": "target",
         "search_by": None,
@@ -223,6 +224,9 @@ def _with_former_options(stored: Any) -> Any:
         return [_with_former_options(item) for item in stored]
     if not isinstance(stored, dict):
         return stored
+    if stored.get("name") == "AveragedSingleTask":  # which one class for all algorithms has replaced
+        trained = {key: item for key, item in stored.items() if key not in ("name", "runs")}
+        stored = {"name": "Averaged", "algorithm": {"kind": "SingleTask", **trained}, "runs": stored["runs"]}
     former = _FORMER_OPTIONS.get(str(stored.get("kind", stored.get("name"))), {})
     options = {key: _with_former_options(item) for key, item in stored.items()}
     return options | {key: value for key, value in former.items() if key not in options}

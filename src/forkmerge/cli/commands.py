@@ -106,7 +106,8 @@ def run(
         Path | None, typer.Option(metavar="DIR", help="Folder of the run.  [default: a new one in runs/]")
     ] = None,
     algorithm: Annotated[
-        str | None, typer.Option(metavar="NAME", help="ForkMerge, Joint, SingleTask, PostTrain or WeightGrid.")
+        str | None,
+        typer.Option(metavar="NAME", help="ForkMerge, Joint, SingleTask, PostTrain, JointThenAlone or WeightGrid."),
     ] = None,
     target: Annotated[str | None, typer.Option(metavar="TASK", help="The target task.")] = None,
     steps: Annotated[int | None, typer.Option(metavar="N", help="Training steps.")] = None,

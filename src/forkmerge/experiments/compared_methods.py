@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
-from forkmerge.algorithms import Algorithm, ForkMerge, Joint, PostTrain, SingleTask, WeightGrid
-from forkmerge.algorithms.equal_compute import AveragedSingleTask, BestOf, Scaled
+from forkmerge.algorithms import Algorithm, ForkMerge, Joint, JointThenAlone, PostTrain, SingleTask, WeightGrid
+from forkmerge.algorithms.equal_compute import Averaged, BestOf, Scaled
 from forkmerge.algorithms.forkmerge import AUTHORS_SCRIPTS
 from forkmerge.algorithms.mixtures import Mixed, Mixtures, PerAuxiliary
+from forkmerge.engine.merging.rules import ARGMAX
 from forkmerge.engine.merging.searches import Fixed
 from forkmerge.errors import ConfigError, ForkMergeError, unknown_name
 from forkmerge.experiments.recipe import Recipe
@@ -35,6 +36,7 @@ _RUNS = {
     "stl": ("STL", "single-task training, which everything is compared with"),
     "ew": ("EW", "all tasks, equal weights"),
     "posttrain": ("PostTrain", "all tasks first, then the target alone"),
+    "joint-then-alone": ("JointThenAlone", "all tasks in the first half, the target alone in the second, one schedule"),
     "grid": ("WeightGrid", "the best of a grid over fixed task weights"),
     "forkmerge": ("ForkMerge", "two branches: the target alone, and with all auxiliaries"),
     "forkmerge-aux": ("ForkMerge-aux", "one branch per auxiliary, and the target alone"),
@@ -43,18 +45,27 @@ _RUNS = {
         "ForkMerge-aux, uniform",
         "the branches of forkmerge-aux, merged with equal coefficients",
     ),
+    "forkmerge-once": ("ForkMerge, once", "the branches of forkmerge, merged once, at the end"),
+    "forkmerge-aux-once": ("ForkMerge-aux, once", "the branches of forkmerge-aux, merged once, at the end"),
     "recipe": ("recipe", "the recipe's own algorithm"),
 }
+_REPEATED = {"stl": "single-task training", "posttrain": "Post-train", "joint-then-alone": "joint-then-alone"}
 ABOUT = {word: about for word, (_, about) in _RUNS.items()} | {
-    "stl-best:N": "single-task training N times, the best on validation",
-    "posttrain-best:N": "Post-train N times, the best on validation",
-    "stl-average:N": "single-task training N times, the weights averaged",
+    f"{word}-{how}:N": f"{name} N times, {what}"
+    for how, what in {"best": "the best on validation", "average": "the weights averaged"}.items()
+    for word, name in _REPEATED.items()
 }
 _BRANCHES: dict[str, Callable[[], Mixtures]] = {"forkmerge": Mixed, "forkmerge-aux": PerAuxiliary}
-_COUNTED = re.compile(r"(stl-best|posttrain-best|stl-average):([1-9]\d*)")
+_COUNTED = re.compile(rf"({'|'.join(_REPEATED)})-(best|average):([1-9]\d*)")
+_SEARCHING = (
+    *("search", "search_by", "search_examples", "confidence", "rule"),
+    *("prune_to", "prune_after", "prune_keeps"),
+)
+"""Options that say how ForkMerge finds coefficients, and what follows from these: not for equal ones."""
+_EQUAL_COMPUTE = ("stl-best", "posttrain-best", "stl-average", "posttrain-average", "joint-then-alone-average")
 SELECTING = ("checkpoint", "interval", "select", "validate_every")
 """Options that say which weights of a training are used, by their validation."""
-_WITH_METHOD = ("forkmerge", "forkmerge-aux", "forkmerge-uniform", "forkmerge-aux-uniform", "posttrain", "grid")
+_WITH_METHOD = (*(word for word in _RUNS if word.startswith("forkmerge")), "posttrain", "joint-then-alone", "grid")
 
 
 @dataclass(frozen=True)
@@ -111,23 +122,34 @@ class ComparedMethod:
         if self.base == "posttrain":
             share = own.pretrain_steps if isinstance(own, PostTrain) else None
             return PostTrain(share, method=self.method, **common)
+        if self.base == "joint-then-alone":
+            return JointThenAlone(method=self.method, **common)
         if self.base == "grid":
             values = own.values if isinstance(own, WeightGrid) else WeightGrid().values
             return WeightGrid(values, self.method, **common)
-        if self.base == "stl-average":
-            return AveragedSingleTask(self.count, **common)
-        if self.base.endswith("-best"):
-            inner = COMPARED_METHODS[self.base.removesuffix("-best")].algorithm(recipe, refit=refit)
-            return BestOf(inner, self.count)
+        word, _, how = self.base.rpartition("-")
+        if how in ("best", "average"):
+            inner = COMPARED_METHODS[word].algorithm(recipe, refit=refit)
+            policy = {name: getattr(own, name) for name in ("bn", "bn_batches") if hasattr(own, name)}
+            return BestOf(inner, self.count) if how == "best" else Averaged(inner, self.count, **policy)
         return SingleTask(**common) if self.base == "stl" else Joint(method=self.method, **common)
 
     def _forkmerge(self, recipe: Recipe, refit: bool) -> ForkMerge:
-        base = self.base.removesuffix("-uniform")
-        mixtures, uniform = _BRANCHES[base](), {"search": Fixed()} if base != self.base else {}
+        mixtures = _BRANCHES[_branches_word(self.base)]()
         count = len(mixtures.build(recipe.problem, {}))
         # Reference metrics belong to one target; without them the target-only branch of round 1 gives them.
-        made = recipe.forkmerge(mixtures, count, method=self.method, reference=None, refit=refit, **uniform)
-        return replace(made, **{**AUTHORS_SCRIPTS, **uniform}) if self.scripts else made
+        made = recipe.forkmerge(mixtures, count, method=self.method, reference=None, refit=refit)
+        own = dict(AUTHORS_SCRIPTS) if self.scripts else {}
+        if self.base.endswith("-uniform"):
+            own |= {"search": Fixed(), "rule": ARGMAX}
+        if self.base.endswith("-once"):
+            own["interval"] = recipe.steps
+        return replace(made, **own)
+
+
+def _branches_word(base: str) -> str:
+    """Return the word of the form of ForkMerge whose branches another one has."""
+    return base.removesuffix("-uniform").removesuffix("-once")
 
 
 COMPARED_METHODS = {word: ComparedMethod(word, label, word) for word, (label, _) in _RUNS.items()}
@@ -191,10 +213,8 @@ def _without_flavour(word: str) -> ComparedMethod:
     if lower in COMPARED_METHODS:
         return COMPARED_METHODS[lower]
     if counted := _COUNTED.fullmatch(lower):
-        base, count = counted[1], int(counted[2])
-        what, how = base.split("-")
-        label = f"{_RUNS[what][0]}, {how} of {count}"
-        return ComparedMethod(lower, label, base, count=count)
+        what, how, count = counted[1], counted[2], int(counted[3])
+        return ComparedMethod(lower, f"{_RUNS[what][0]}, {how} of {count}", f"{what}-{how}", count=count)
     base, plus, method = word.partition("+")
     if plus:
         if base.lower() not in _WITH_METHOD:
@@ -243,16 +263,17 @@ def equal_compute_words(
         selections: The options, as text, of single-task training whose model is selected as a method's, by word.
     """
     forked = [member for member in chosen if member.base in _BRANCHES]
-    words = [f"{m.base}-uniform{show_options(_of_rounds(m))}" for m in forked if m.method is None]
-    words = words or ["forkmerge-uniform"]
+    plain = [m for m in forked if m.method is None]
+    words = [f"{m.base}-uniform{show_options(_without(m, *_SEARCHING))}" for m in plain] or ["forkmerge-uniform"]
+    words += [f"{m.base}-once{show_options(_without(m, 'interval'))}" for m in plain] or ["forkmerge-once"]
     for count, selection in sorted({(branches[m.word], selections[m.word]) for m in forked} or {(2, "")}):
-        words += [f"{word}:{count}{selection}" for word in ("stl-best", "posttrain-best", "stl-average")]
+        words += [f"{word}:{count}{selection}" for word in _EQUAL_COMPUTE]
     return words
 
 
-def _of_rounds(method: ComparedMethod) -> dict[str, Any]:
-    """Return the options that say when a method merges, and which weights it takes."""
-    return {key: value for key, value in method.options if key in SELECTING}
+def _without(method: ComparedMethod, *keys: str) -> dict[str, Any]:
+    """Return a method's options but for some."""
+    return {key: value for key, value in method.options if key not in keys}
 
 
 def takes(method: ComparedMethod, recipe: Recipe, key: str) -> bool:

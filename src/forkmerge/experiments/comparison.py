@@ -17,13 +17,14 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from forkmerge.algorithms.branches.round_sizes import branch_count, count_steps
 from forkmerge.algorithms.composed import comparable_scores
 from forkmerge.algorithms.events.run_events import Notice, OnEvent
 from forkmerge.algorithms.events.send import ignore
 from forkmerge.engine.executors.parallel_calls import Failure, run_calls
 from forkmerge.engine.storage.json_codec import as_read
 from forkmerge.engine.storage.lock import locked_folder
-from forkmerge.errors import ConfigError, StoreError, unknown_name
+from forkmerge.errors import ConfigError, ForkMergeError, StoreError, unknown_name
 from forkmerge.experiments.compare_options import CompareOptions, options_from
 from forkmerge.experiments.compared_methods import (
     BASELINE,
@@ -36,7 +37,6 @@ from forkmerge.experiments.compared_methods import (
     with_setting,
 )
 from forkmerge.experiments.comparison_run import ComparisonRun, do_comparison_run, safe_name
-from forkmerge.experiments.cost_of_run import branch_count, count_steps
 from forkmerge.experiments.events import JobEnded, JobProgress, JobsPlanned, JobStarted
 from forkmerge.experiments.pretraining import pretrained
 from forkmerge.experiments.recipe import Recipe, load_recipe, read_settings, source_for
@@ -140,8 +140,11 @@ def _check_methods(
     """Refuse options that contradict each other, and values that cannot be tuned, before anything is run."""
     for target, method in product(targets, methods):
         aimed = replace(recipe, problem=recipe.problem.with_target(target))
+        algorithm = method.algorithm(aimed, refit=options.equal_labels)
         try:
-            count_steps(method.algorithm(aimed, refit=options.equal_labels), aimed.problem, aimed.steps)
+            count_steps(algorithm, aimed.problem, aimed.steps)
+        except ForkMergeError as error:
+            raise ConfigError(f"{method.word}: {error}") from None
         except (TypeError, ValueError) as error:
             raise ConfigError(f"{method.word} has an option that cannot be: {error}.") from None
     for key, values in options.tune.items():

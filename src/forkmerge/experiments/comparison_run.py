@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from forkmerge.algorithms.branches.round_sizes import branch_count
 from forkmerge.algorithms.composed import is_started
 from forkmerge.algorithms.events.run_events import Event, RunResumed, RunStarted, StepProgress
 from forkmerge.algorithms.measure_test_split import measure_test
@@ -19,7 +20,7 @@ from forkmerge.engine.executors.executor import Tell
 from forkmerge.engine.executors.parallel_calls import using_threads
 from forkmerge.engine.storage.json_codec import plain
 from forkmerge.experiments.compared_methods import compared_method_from, with_setting
-from forkmerge.experiments.cost_of_run import branch_count, estimate_run
+from forkmerge.experiments.cost_of_run import estimate_run
 from forkmerge.experiments.recipe import Recipe, recipe_from
 from forkmerge.experiments.run_results import RunResult
 from forkmerge.methods import GramianMethod, MatrixMethod

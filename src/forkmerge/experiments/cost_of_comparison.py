@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from forkmerge.algorithms.branches.round_sizes import branch_count, count_steps
 from forkmerge.algorithms.fit import build_model
 from forkmerge.engine.executors.parallel_calls import using_threads
 from forkmerge.errors import ConfigError, ForkMergeError
 from forkmerge.experiments.compared_methods import ComparedMethod, with_setting
 from forkmerge.experiments.comparison import Comparison, settings_of
-from forkmerge.experiments.cost_of_run import branch_count, count_steps, estimate_run
+from forkmerge.experiments.cost_of_run import estimate_run
 from forkmerge.experiments.pretraining import Pretrained, Pretraining, content_key, first_model, is_done, load_part
 from forkmerge.experiments.recipe import Recipe, seeded_recipe
 from forkmerge.problem.randomness import random_state_kept

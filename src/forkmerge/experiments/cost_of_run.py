@@ -11,15 +11,14 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import torch
 from torch import nn
 
-from forkmerge.algorithms import Algorithm
+from forkmerge.algorithms.branches.round_sizes import RoundSize, round_sizes, steps_by_phase
 from forkmerge.algorithms.composed import Composed
 from forkmerge.algorithms.fit import build_model, check_numbers
-from forkmerge.algorithms.floor import floor_branch, floor_mixture
+from forkmerge.algorithms.floor import floor_mixture
 from forkmerge.algorithms.settings import Settings, disk_of_run
 from forkmerge.engine.executors.branch_execution import BranchExecution, open_branches
 from forkmerge.engine.executors.branch_worker import Segment, TrainingJob
@@ -91,34 +90,6 @@ class RunCost:
     tail: int = 0
 
 
-@dataclass(frozen=True)
-class _RoundSize:
-    """Rounds that are alike: their number, steps each, branches at most, and whether they also train the floor."""
-
-    count: int
-    steps: int
-    branches: int
-    has_floor: bool
-
-
-def branch_count(algorithm: Algorithm, problem: Problem) -> int:
-    """Return B: the branches of a run, or the runs that take their place."""
-    runs = getattr(algorithm, "runs", None)
-    if runs is not None:
-        return int(runs)
-    constructor = algorithm.settings(problem).constructor
-    return len(constructor.build(problem, dict.fromkeys((probe.name for probe in constructor.probes(problem)), 0.0)))
-
-
-def count_steps(algorithm: Algorithm, problem: Problem, steps: int) -> int:
-    """Return the training steps of a run over all branches and phases, at most."""
-    if isinstance(algorithm, Composed):
-        return algorithm.branch_steps(problem, steps)
-    settings = algorithm.settings(problem)
-    rounds = _round_sizes(settings, problem, steps)
-    return _steps_by_phase(settings, rounds, len(settings.constructor.probes(problem)))["total"]
-
-
 def estimate_run(recipe: Recipe, *, workers: int | None = None, timed_steps: int = 1) -> RunCost:
     """Return what a recipe would do and cost; everything that `fit` refuses is refused here, too.
 
@@ -139,7 +110,7 @@ def estimate_run(recipe: Recipe, *, workers: int | None = None, timed_steps: int
         job = TrainingJob(problem, model, replace(training, loader_workers=0), seed, threads)
         timing = _time_branches(job, settings, timed_steps)
     branches, probes, count = timing.branches, timing.probes, len(timing.branches)
-    rounds = _round_sizes(settings, problem, steps, paired=training.paired)
+    rounds = round_sizes(settings, problem, steps, paired=training.paired)
     passes = _count_passes(settings, problem, rounds, len(probes))
     training_seconds = _training_seconds(settings, rounds, timing, workers)
     training_seconds += _bn_batches(settings, model, rounds) * branches[0].seconds_per_step
@@ -153,7 +124,7 @@ def estimate_run(recipe: Recipe, *, workers: int | None = None, timed_steps: int
         merges=sum(r.count for r in rounds) if settings.needs_search(count) else 0,
         branches=branches,
         probes=probes,
-        branch_steps=_steps_by_phase(settings, rounds, len(probes)),
+        branch_steps=steps_by_phase(settings, rounds, len(probes)),
         passes=passes,
         examples=problem.target_validation.size,
         memory=memory_of_run(settings, timing.sizes, count, workers),
@@ -217,42 +188,7 @@ def _trains_alone(cost: BranchCost, target: str) -> bool:
     return [task for task, weight in cost.task_weights.items() if weight > 0] == [target]
 
 
-def _round_sizes(settings: Settings, problem: Problem, steps: int, *, paired: bool = True) -> list[_RoundSize]:
-    """Return the rounds of one phase: the last is shortened, and pruning is taken to keep as many as it may.
-
-    The floor costs nothing until a merge takes something else than the branch that is trained like it.
-    """
-    mixtures = settings.branches(problem, dict.fromkeys((probe.name for probe in settings.probes(problem)), 0.0))
-    branches, is_shared = (
-        len(mixtures),
-        floor_branch(mixtures, problem.target, paired=paired, settings=settings) is not None,
-    )
-    interval = settings.interval_of(steps)
-    count = -(-steps // interval)  # rounded up, also where a float could not hold it
-    # There may be millions of rounds, but they change only here.
-    changes = sorted({0, 1, settings.prune_after, count - 1, count})
-    rounds = []
-    for first, end in pairwise(index for index in changes if index <= count):
-        pruned = settings.prune_to is not None and first >= settings.prune_after
-        left = min(branches, settings.prune_to or branches) if pruned else branches
-        has_floor = settings.floor and not (is_shared and (first == 0 or branches == 1))
-        rounds.append(_RoundSize(end - first, min(interval, steps - first * interval), left, has_floor))
-    return rounds
-
-
-def _steps_by_phase(settings: Settings, rounds: Sequence[_RoundSize], probes: int) -> dict[str, int]:
-    """Return the steps over all branches, by phase, at most."""
-    search = sum(r.count * r.steps * r.branches for r in rounds)
-    counts = {
-        "probes": probes * settings.constructor.probe_steps,
-        "search": search if settings.needs_search(rounds[0].branches) else 0,
-        "floor": (1 + settings.refit) * sum(r.count * r.steps for r in rounds if r.has_floor),
-        "refit": settings.refit * sum(r.count * r.steps * settings.refitted(r.branches) for r in rounds),
-    }
-    return {**{phase: count for phase, count in counts.items() if count}, "total": sum(counts.values())}
-
-
-def _count_passes(settings: Settings, problem: Problem, rounds: Sequence[_RoundSize], probes: int) -> dict[str, float]:
+def _count_passes(settings: Settings, problem: Problem, rounds: Sequence[RoundSize], probes: int) -> dict[str, float]:
     """Return the validation passes of the first merge and of the whole search, at most."""
     if not settings.needs_search(rounds[0].branches):
         return {"per merge": 0.0, "total": 1.0}  # the one that tries the metrics before training
@@ -261,7 +197,7 @@ def _count_passes(settings: Settings, problem: Problem, rounds: Sequence[_RoundS
     snapshots = settings.checkpoint != "last"
     every = settings.validate_every_of(sum(r.count * r.steps for r in rounds))
 
-    def of(r: _RoundSize) -> float:
+    def of(r: RoundSize) -> float:
         # The vertices of the search are the branches themselves, which are scored anyway, and so is what is returned.
         blends = _count_blends(settings, r.branches)
         ranked = math.ceil(r.steps / every) * r.branches if snapshots else r.branches
@@ -309,7 +245,7 @@ def _time_pass(execution: BranchExecution, problem: Problem) -> float:
     return seconds * examples / len(indices)
 
 
-def _training_seconds(settings: Settings, rounds: Sequence[_RoundSize], timing: _Timing, workers: int) -> float:
+def _training_seconds(settings: Settings, rounds: Sequence[RoundSize], timing: _Timing, workers: int) -> float:
     """Add up rounds, each as long as its slowest worker; the slowest branches are taken to survive pruning."""
     steps = sorted((branch.seconds_per_step for branch in timing.branches), reverse=True)
     probes = [probe.seconds_per_step for probe in timing.probes]
@@ -332,7 +268,7 @@ def _makespan(seconds: Sequence[float], workers: int) -> float:
     return max([*seconds, sum(seconds) / workers])  # branches change workers where that keeps all busy
 
 
-def _bn_batches(settings: Settings, model: nn.Module, rounds: Sequence[_RoundSize]) -> int:
+def _bn_batches(settings: Settings, model: nn.Module, rounds: Sequence[RoundSize]) -> int:
     """Forward passes that recompute BatchNorm statistics, for every blend tried and every one that a refit installs."""
     norms = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
     if settings.bn != "recompute" or not norms:

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from forkmerge.algorithms import Algorithm, ForkMerge, Joint, PostTrain, SingleTask, WeightGrid
+from forkmerge.algorithms import Algorithm, ForkMerge, Joint, JointThenAlone, PostTrain, SingleTask, WeightGrid
 from forkmerge.algorithms.fit import ModelOrFactory
 from forkmerge.algorithms.run_record import Run
 from forkmerge.engine.merging.searches import Search, fitting
@@ -30,7 +30,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-_KINDS: tuple[type[Algorithm], ...] = (ForkMerge, Joint, SingleTask, PostTrain, WeightGrid)
+_KINDS: tuple[type[Algorithm], ...] = (ForkMerge, Joint, SingleTask, PostTrain, JointThenAlone, WeightGrid)
 ALGORITHMS: dict[str, type[Algorithm]] = {cls.__name__: cls for cls in _KINDS}
 _KEYS = (
     *("recipe", "arguments", "target", "steps", "seed", "optimizer", "scheduler", "training", "algorithm"),
