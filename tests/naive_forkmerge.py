@@ -85,6 +85,17 @@ def train(
     optimizer.step()
 
 
+def take_turns(
+    trained: Sequence[str], shares: Mapping[str, float], queue: Sequence[str], places: int
+) -> tuple[list[str], list[str]]:
+    """Who is trained next, and who waits: the better half stays, the others go to the end of the queue."""
+    ranked = sorted(trained, key=lambda name: -shares[name])
+    staying = [name for name in ranked if shares[name] > 0][: places // 2]
+    queue = [*queue, *(name for name in ranked if name not in staying)]
+    called = places - len(staying)
+    return staying + queue[:called], queue[called:]
+
+
 def naive_forkmerge(
     problem: fm.Problem,
     net: Callable[[], nn.Module],
@@ -98,11 +109,18 @@ def naive_forkmerge(
     prune_after: int = 1,
     always_kept: str | None = None,
     replay: Naive | None = None,
+    per_round: int | None = None,
 ) -> Naive:
-    """Algorithm 2 (Algorithm 1 for two branches), pruned once; with `replay`, the Λ of another run and no search."""
+    """Algorithm 2 (Algorithm 1 for two branches), pruned once; with `replay`, the Λ of another run and no search.
+
+    With `per_round`, branches with some auxiliaries, but not all, stand in a queue for that many places.
+    """
     set_random_state(derive(seed, "model"))
     first = net()
-    models = {name: copy.deepcopy(first).train() for name in mixtures}
+    auxiliaries = {name: sum(task != problem.target for task in weights) for name, weights in mixtures.items()}
+    partial = [name for name, count in auxiliaries.items() if 0 < count < len(problem.tasks) - 1]
+    queue = [] if per_round is None else partial[per_round:]
+    models = {name: copy.deepcopy(first).train() for name in mixtures if name not in queue}
     optimizers = {name: optimizer(model) for name, model in models.items()}
     judge, validation = copy.deepcopy(first).eval(), problem.target_validation
     result, examples = Naive({}), default_collate(list(validation.dataset))
@@ -130,12 +148,21 @@ def naive_forkmerge(
         shares = dict(zip(models, found, strict=True))
         if replay is not None:
             left = replay.kept[t // interval]
+        elif per_round is not None and t + interval < steps:
+            left, queue = take_turns([name for name in models if name in partial], shares, queue, per_round)
+            left += [name for name in mixtures if name not in partial]
         elif prune_to is not None and t // interval + 1 == prune_after:
             ranked = sorted(models, key=lambda name: (name != always_kept, -shares[name]))
             left = [name for name in ranked if name == always_kept or shares[name] > 0][:prune_to]
         else:
             left = list(models)
-        models = {name: model for name, model in models.items() if name in left}
+        heaviest = max(models, key=lambda name: shares[name])
+        for name in left:
+            if name not in models:  # it has rested
+                models[name] = copy.deepcopy(models[heaviest])
+                optimizers[name] = optimizer(models[name])
+                optimizers[name].load_state_dict(copy.deepcopy(optimizers[heaviest].state_dict()))
+        models = {name: models[name] for name in mixtures if name in left}
         result.coefficients.append(shares)
         result.kept.append(list(models))
         result.weights = merged

@@ -57,6 +57,7 @@ def forkmerge_cases() -> dict[str, Callable[..., Any]]:
         "rates": {"mixtures": fm.Rates("per_auxiliary", (1, 0.5))},
         "tail": {"mixtures": "per_auxiliary", "tail": 0.5, "refit": True},
         "tail without a fall": {"tail": 0.5, "tail_anneal": "none", "floor": True},
+        "in turns": {"mixtures": _BRANCHES, "interval": 3, "per_round": 1, "refit": True},
         "floor": {"floor": True},
         "floor and refit": {"floor": True, "refit": True},
         "paper": {"bn": "average", "checkpoint": "last", "optimizer_state": "keep", "select": "last"},

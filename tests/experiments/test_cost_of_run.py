@@ -72,6 +72,8 @@ EXACT = {
     "tail, floor": fm.ForkMerge(search="fixed", interval=5, tail=0.4, floor=True),
     "tail without a fall, floor": fm.ForkMerge(search="fixed", interval=5, tail=0.4, tail_anneal="none", floor=True),
     "joint beside": fm.ForkMerge(fm.PerAuxiliary(joint="sampled"), search="fixed", interval=5, tail=0.4, refit=True),
+    "in turns": fm.ForkMerge("per_auxiliary", search="fixed", interval=5, per_round=1),
+    "in turns, floor": fm.ForkMerge(fm.PerAuxiliary(joint=True), search="fixed", interval=5, per_round=1, floor=True),
     "target alone": fm.SingleTask(),
     "target alone, best": fm.SingleTask(select="best", interval=4),
     "all labels": fm.SingleTask(refit=True),
@@ -90,10 +92,10 @@ def count_work(made: fm.Recipe, examiner: Examiner) -> tuple[int, float]:
             steps += event.step
         if isinstance(event, StepProgress):
             key = event.phase, event.branch
-            steps += event.step - at.get(key, 0)
+            steps += event.step - max(at.get(key, 0), at.get((event.phase, ""), 0))
             at[key] = event.step
-        if isinstance(event, RoundFinished):  # where the floor parts from the branch that it has been
-            at[event.phase, "floor"] = event.step
+        if isinstance(event, RoundFinished):  # where the floor parts from a branch, and others return
+            at[event.phase, ""] = event.step
         if isinstance(event, RunStarted):
             at.clear()
 
@@ -120,8 +122,9 @@ def test_steps_and_validation_passes_are_those_of_the_run(name: str) -> None:
         fm.ForkMerge("per_auxiliary", interval=5, prune_to=2, prune_after=2, refit=True),
         fm.ForkMerge("per_auxiliary", interval=5, search_examples=6),
         fm.ForkMerge.authors_scripts(interval=5, refit=True),
+        fm.ForkMerge("per_auxiliary", interval=3, per_round=1, refit=True),
     ],
-    ids=["greedy", "refit", "pruned", "sub-sample", "scripts"],
+    ids=["greedy", "refit", "pruned", "sub-sample", "scripts", "in turns"],
 )
 def test_where_a_search_may_stop_early_the_counts_are_bounds(algorithm: fm.ForkMerge) -> None:
     examiner = Examiner()

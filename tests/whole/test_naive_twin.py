@@ -66,7 +66,8 @@ def both(
         twin = naive_forkmerge(on, double_net, optimizer, mixtures, always_kept=kept, **common, **options)
         if refit:
             union = on.with_validation_labels()
-            again = naive_forkmerge(union, double_net, optimizer, mixtures, replay=twin, **common)
+            turns = {"per_round": options.get("per_round")}
+            again = naive_forkmerge(union, double_net, optimizer, mixtures, replay=twin, **common, **turns)
             twin = Naive(again.weights, twin.coefficients + again.coefficients, twin.kept + again.kept)
     return run, twin
 
@@ -134,3 +135,14 @@ def test_the_twin_notices_a_difference() -> None:
         again = naive_forkmerge(problem(), lambda: noisy_net().double(), SGD, TWO, steps=14, interval=4, replay=wrong)
     with pytest.raises(AssertionError):
         assert_same(run, again)
+
+
+FOUR = {**THREE, "little aux": {"tgt": 1.0, "aux": 0.3}, "little odd": {"tgt": 1.0, "odd": 0.3}}
+
+
+@pytest.mark.parametrize("refit", [False, True])
+@pytest.mark.parametrize(("per_round", "optimizer"), [(1, SGD), (2, ADAM), (3, NESTEROV)])
+def test_branches_that_take_turns(per_round: int, optimizer: Any, refit: bool) -> None:
+    run, twin = both(FOUR, optimizer=optimizer, interval=3, steps=14, per_round=per_round, refit=refit)
+    assert_same(run, twin)
+    assert {len(r.branches) for r in run.searched} == {per_round + 1}

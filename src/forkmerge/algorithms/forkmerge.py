@@ -39,6 +39,7 @@ _PAPER: dict[str, Any] = {
     "tail": None,
     "tail_anneal": "linear",  # of a tail, which there is none
     "rule": "argmax",
+    "per_round": None,
 }
 """Every option of `ForkMerge`, as the paper has it."""
 
@@ -94,6 +95,10 @@ class ForkMerge(Settings, Algorithm):
             that win in resamples of the examples. A merge is never worse on validation than its best branch by argmax,
             and never by more than the standard error of their difference by the others; `confidence` asks about what
             the rule has chosen. Both look at every example for every candidate; for metrics that add up over examples.
+        per_round: How many branches with some of the auxiliaries, but not all, a round trains; those with none or all
+            train in every round. After a merge the better half of them stays, at most, and the others rest for those
+            that have rested longest, by the rule of `Rotation`: many auxiliaries cost no more than few. A branch that
+            returns forks from the merge, with the optimizer of the branch of the largest coefficient. None trains all.
 
     Example:
         >>> import forkmerge as fm

@@ -43,7 +43,7 @@ def check_run(problem: Problem, model: nn.Module, training: Training, settings: 
     check_mixtures(problem, mixtures)
     mixtures = [scale_auxiliaries(m, problem.target, settings.auxiliary_scale) for m in mixtures]
     check_mixtures(problem, mixtures)
-    check_search(settings, len(mixtures))
+    check_search(settings, len(settings.rotation(problem).first()))
     validation = problem.target_validation
     check_method(problem, training, mixtures)
     check_streams_in_turn(problem, training, mixtures)

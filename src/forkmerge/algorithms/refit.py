@@ -11,10 +11,12 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import takewhile
 
 from forkmerge.algorithms.checkpoint import Phase, RunState, Selection, Snapshot
 from forkmerge.algorithms.end_of_round import EndOfRound, MergedRound, TrainedRound
 from forkmerge.algorithms.mixtures import ALONE
+from forkmerge.algorithms.run_record import Round
 from forkmerge.engine.merging.arithmetic import Coefficients
 from forkmerge.engine.merging.find_merge import Merge, MergeProblem, find_merge
 from forkmerge.engine.merging.searches import Fixed, Search
@@ -56,6 +58,8 @@ def skip_search(run: RunState, search: Search, steps: int) -> None:
 def taken_branches(run: RunState, first: int, names: Sequence[str]) -> list[str]:
     """Return the branches that a merge from the search's round `first` on takes something of; all, if no merge does.
 
+    What a branch was before it rested does not count: it begins anew from a merge.
+
     Args:
         run: Where the run stands.
         first: Position of the round.
@@ -63,8 +67,13 @@ def taken_branches(run: RunState, first: int, names: Sequence[str]) -> list[str]
     """
     assert run.selection is not None
     rounds = [r for r in run.searched_rounds[first:] if r.end <= run.selection.step]
-    taken = [name for name in names if any(r.coefficients.get(name, 0.0) > 0 for r in rounds)]
+    taken = [name for name in names if _is_taken(name, rounds)]
     return taken or list(names)
+
+
+def _is_taken(name: str, rounds: Sequence[Round]) -> bool:
+    turn = takewhile(lambda r: name in r.branches, rounds)
+    return any(r.coefficients.get(name, 0.0) > 0 for r in turn)
 
 
 def take_chosen(run: RunState, mark: int) -> None:
@@ -102,7 +111,8 @@ def replay_merge(run: RunState, trained: TrainedRound, end: EndOfRound) -> tuple
     step = next(iter(script.branches.values())).entered_step if script else None
     end.install(trained, end.blender(trained, step), merge)
     merged.seconds = {"merge": time.perf_counter() - started}
-    return merged, [name for name in kept if name in names]
+    resting = () if script is None else [name for name in kept if name not in script.branches]
+    return merged, [name for name in kept if name in names or name in resting]
 
 
 class _Unscored(MergeProblem):

@@ -143,6 +143,7 @@ _FORMER_OPTIONS: dict[str, dict[str, Any]] = {
         "tail": None,
         "tail_anneal": "linear",
         "rule": "argmax",
+        "per_round": None,
     },
     "GradNorm": {"softmax": False, "weighted_heads": True, "gradients": None},
     "MGDA": {"gradients": None},

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from forkmerge.algorithms.branches.probes import score_probes
+from forkmerge.algorithms.branches.rotation import go_on_with
 from forkmerge.algorithms.branches.tail import RoundSteps
 from forkmerge.algorithms.checkpoint import Phase, RunState, Snapshot, read_rounds
 from forkmerge.algorithms.end_of_round import EndOfRound, MergedRound, TrainedRound, prune, record_of
@@ -105,7 +106,8 @@ class Rounds:
         settings, problem = self.settings, self.job.problem
         initial = self.binding.initial()
         probes = score_probes(settings, self.execution, self.validator, initial, self.events)
-        mixtures = settings.branches(problem, probes)
+        rotation = settings.rotation(problem, probes)
+        mixtures = rotation.first()
         self.state = RunState(
             phase=Phase.SEARCH,
             mixtures=mixtures,
@@ -117,10 +119,12 @@ class Rounds:
         if settings.floor:
             start_floor(self.state, initial, self.target, paired=self.job.training.paired, settings=settings)
         weights = sum(row.nbytes for row in initial.rows.values()) if settings.keep_branches else 0
-        kept = weights * len(mixtures) * math.ceil(self.steps / self.interval)
+        rounds = math.ceil(self.steps / self.interval)
+        kept = weights * len(mixtures) * rounds
         self.events.start_search(self.state, self.steps, target=self.target, seed=self.job.seed, branch_bytes=kept)
         training = self.job.training
-        notes = training.rate_note(self.binding.optimizer), settings.cost_note(problem, mixtures, self.steps, training)
+        cost = settings.cost_note(problem, mixtures, self.steps, training)
+        notes = training.rate_note(self.binding.optimizer), cost, rotation.note(rounds)
         self.state.notes += [note for note in notes if note]
         if not settings.needs_search(len(mixtures)):
             skip_search(self.state, settings.search_for(len(mixtures)), self.steps)
@@ -251,7 +255,8 @@ class Rounds:
         if not any(merged.merge.coefficients.values()):
             run.note(f"step {trained.end}: every branch was faulty; the last good state was kept")
         part_from_branch(run, trained.floor_branch, kept)
-        run.keep(kept)
+        every = self.settings.branches(self.job.problem, run.probes) if run.step < self._last_step() else ()
+        go_on_with(run, kept, every, merged.merge.coefficients)
         return record_of(trained, merged, [mixture.name for mixture in run.mixtures], run.seconds)
 
     def _trained(self) -> TrainedRound:
@@ -296,6 +301,10 @@ class Rounds:
             run.note(f"round {run.round}: branch {name!r} got coefficient 0: {reason}")
         if settings.select == "best" and merge.score > run.best_score:
             run.best = Snapshot(merge.score, run.step, run.merged.weights())
+        if settings.per_round is not None and run.step < self.steps:
+            turns = [(set(r.branches), r.coefficients) for r in run.searched_rounds]
+            rotation = settings.rotation(self.job.problem, run.probes)
+            return merged, rotation.after([*turns, (names, merge.coefficients)])
         is_pruned = any(ended.index >= settings.prune_after and ended.coefficients for ended in run.rounds)
         if settings.prune_to is None or run.round < settings.prune_after or is_pruned or not merge.coefficients:
             return merged, names
@@ -316,7 +325,7 @@ class Rounds:
         run.best, run.snapshots = None, {}
         if self.settings.refit:
             run.floor, run.shares_floor = None, False
-            start_refit(run, self.settings.branches(self.job.problem, run.probes), self.target)
+            start_refit(run, self.settings.rotation(self.job.problem, run.probes).first(), self.target)
             if self.settings.floor and run.initial is not None:
                 paired = self.job.training.paired
                 start_floor(run, run.initial, self.target, paired=paired, settings=self.settings)

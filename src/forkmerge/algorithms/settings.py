@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from forkmerge.algorithms.branches.rotation import Rotation
 from forkmerge.algorithms.mixtures import Mixed, Mixtures, check_mixtures, mixtures_from, scale_auxiliaries
 from forkmerge.engine.executors.resources import check_descriptors
 from forkmerge.engine.merging.rules import ARGMAX, RULES
@@ -25,6 +26,7 @@ GRID, GREEDY = Grid(5), Greedy((0.0, 0.2, 0.4, 0.6, 0.8, 1.0))
 """The paper's searches for two branches and for more, whatever their own defaults become."""
 
 _PASSES_OF_STEP, _MOST_SEARCH = 3, 0.1  # forward and backward, in forward passes; the share of training that is much
+_COUNTS = ("interval", "search_examples", "validate_every", "bn_batches", "prune_to", "prune_after", "per_round")
 _CHOICES = {
     "checkpoint": ("last", "best_in_interval", "best_so_far"),
     "bn": ("average", "recompute"),
@@ -64,6 +66,7 @@ class Settings:
     tail: float | None = None
     tail_anneal: Literal["linear", "none"] = "linear"
     rule: Literal["argmax", "one_standard_error", "bagged"] = "argmax"
+    per_round: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mixtures", mixtures_from(self.mixtures))
@@ -73,10 +76,12 @@ class Settings:
         for name, allowed in _CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise ProblemError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}.")
-        for name in ("interval", "search_examples", "validate_every", "bn_batches", "prune_to", "prune_after"):
+        for name in _COUNTS:
             value = getattr(self, name)
             if value is not None:
                 check_count(name, value)
+        if self.per_round is not None and self.prune_to is not None:
+            raise ProblemError("prune_to ends branches for good and per_round lets them take turns: choose one.")
         scale = self.auxiliary_scale
         if not isinstance(scale, int | float) or not (math.isfinite(scale) and scale > 0):
             raise ProblemError(f"auxiliary_scale must be positive and finite, got {self.auxiliary_scale!r}.")
@@ -94,10 +99,16 @@ class Settings:
         return self.mixtures
 
     def branches(self, problem: Problem, probe_scores: Mapping[str, float]) -> list[Mixture]:
-        """The branches a run starts with, auxiliary weights scaled."""
+        """All branches of a run, auxiliary weights scaled."""
         mixtures = [self._scaled(mixture, problem) for mixture in self.constructor.build(problem, probe_scores)]
         check_mixtures(problem, mixtures)
         return mixtures
+
+    def rotation(self, problem: Problem, probe_scores: Mapping[str, float] | None = None) -> Rotation:
+        """Which of the branches every round trains; without scores of probes, how many is right."""
+        scores = dict.fromkeys((probe.name for probe in self.probes(problem)), 0.0)
+        mixtures = self.branches(problem, scores if probe_scores is None else probe_scores)
+        return Rotation(mixtures, problem.auxiliaries, self.per_round)
 
     def probes(self, problem: Problem) -> list[Mixture]:
         """Short runs that come before, auxiliary weights scaled; most constructors have none."""
@@ -127,7 +138,8 @@ class Settings:
             return True
         if branches == 1:
             return False
-        chooses = self.checkpoint != "last" or self.prune_to is not None or self.confidence is not None
+        chooses = self.checkpoint != "last" or self.confidence is not None
+        chooses = chooses or self.prune_to is not None or self.per_round is not None
         return chooses or self.keep_branches or not isinstance(self.search_for(branches), Fixed)
 
     def refitted(self, branches: int) -> int:
@@ -153,8 +165,7 @@ class Settings:
         check_descriptors(rows, held, workers)
 
     def _most_branches(self, problem: Problem) -> int:
-        probes = dict.fromkeys((probe.name for probe in self.probes(problem)), 0.0)
-        return len(self.branches(problem, probes))
+        return len(self.rotation(problem).first())
 
     def cost_note(self, problem: Problem, mixtures: Sequence[Mixture], steps: int, training: Training) -> str | None:
         """Say it where a rule makes ranking and search take more than a tenth of training, counted in examples."""

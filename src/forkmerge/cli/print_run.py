@@ -94,6 +94,8 @@ def show_cost(console: Console, cost: RunCost) -> None:
             weights += "" if branch.lr_scale == 1 else f", learning rate × {branch.lr_scale:g}"
             rows.append((f"{kind}{branch.name}", weights, seconds))
     show_table(console, word_table("", ("branch", "task weights", "a step takes"), rows))
+    if cost.in_round:
+        say(console, f"A round trains {cost.in_round} of these {len(cost.branches)} branches: they take turns.")
     for name, text in _facts(cost).items():
         say(console, f"{name:<12}{text}")
 

@@ -68,6 +68,7 @@ class RunCost:
         seconds: Estimated time of "training" and "validation", and "total".
         parameters: Trainable parameters.
         workers: Processes that train branches.
+        in_round: How many of the branches a round trains, where they take turns; 0 where all do.
         tail: Of a whole round's steps, those in which every branch trains on the target alone.
     """
 
@@ -88,6 +89,7 @@ class RunCost:
     parameters: int
     workers: int
     tail: int = 0
+    in_round: int = 0
 
 
 def estimate_run(recipe: Recipe, *, workers: int | None = None, timed_steps: int = 1) -> RunCost:
@@ -109,10 +111,10 @@ def estimate_run(recipe: Recipe, *, workers: int | None = None, timed_steps: int
         # Loader processes, too, take long to start; without them, times are upper bounds.
         job = TrainingJob(problem, model, replace(training, loader_workers=0), seed, threads)
         timing = _time_branches(job, settings, timed_steps)
-    branches, probes, count = timing.branches, timing.probes, len(timing.branches)
+    branches, probes = timing.branches, timing.probes
     rounds = round_sizes(settings, problem, steps, paired=training.paired)
     passes = _count_passes(settings, problem, rounds, len(probes))
-    training_seconds = _training_seconds(settings, rounds, timing, workers)
+    training_seconds = _training_seconds(settings, problem, rounds, timing, workers)
     training_seconds += _bn_batches(settings, model, rounds) * branches[0].seconds_per_step
     seconds = {"training": training_seconds, "validation": passes["total"] * timing.seconds_per_pass}
     cost = RunCost(
@@ -121,13 +123,13 @@ def estimate_run(recipe: Recipe, *, workers: int | None = None, timed_steps: int
         weights=problem.weights,
         steps=steps,
         interval=settings.interval_of(steps),
-        merges=sum(r.count for r in rounds) if settings.needs_search(count) else 0,
+        merges=sum(r.count for r in rounds) if settings.needs_search(rounds[0].branches) else 0,
         branches=branches,
         probes=probes,
         branch_steps=steps_by_phase(settings, rounds, len(probes)),
         passes=passes,
         examples=problem.target_validation.size,
-        memory=memory_of_run(settings, timing.sizes, count, workers),
+        memory=memory_of_run(settings, timing.sizes, rounds[0].branches, workers),
         disk=disk_of_run(
             settings,
             timing.sizes,
@@ -139,6 +141,7 @@ def estimate_run(recipe: Recipe, *, workers: int | None = None, timed_steps: int
         parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
         workers=workers,
         tail=settings.tail_steps(settings.interval_of(steps)),
+        in_round=rounds[0].branches if rounds[0].branches < len(branches) else 0,
     )
     return _whole(cost, algorithm.branch_steps(problem, steps)) if isinstance(algorithm, Composed) else cost
 
@@ -245,9 +248,16 @@ def _time_pass(execution: BranchExecution, problem: Problem) -> float:
     return seconds * examples / len(indices)
 
 
-def _training_seconds(settings: Settings, rounds: Sequence[RoundSize], timing: _Timing, workers: int) -> float:
-    """Add up rounds, each as long as its slowest worker; the slowest branches are taken to survive pruning."""
-    steps = sorted((branch.seconds_per_step for branch in timing.branches), reverse=True)
+def _training_seconds(
+    settings: Settings, problem: Problem, rounds: Sequence[RoundSize], timing: _Timing, workers: int
+) -> float:
+    """Add up rounds, each as long as its slowest worker; the slowest branches are taken to survive pruning.
+
+    Of branches that take turns the slowest are taken to do so all the time.
+    """
+    turning = settings.rotation(problem).turning
+    ordered = sorted(timing.branches, key=lambda branch: (branch.name in turning, -branch.seconds_per_step))
+    steps = [branch.seconds_per_step for branch in ordered]
     probes = [probe.seconds_per_step for probe in timing.probes]
     total = settings.constructor.probe_steps * _makespan(probes, workers)
     alone = timing.alone
@@ -260,7 +270,7 @@ def _training_seconds(settings: Settings, rounds: Sequence[RoundSize], timing: _
             total += r.count * tail * _makespan([*[alone] * len(own), *floor], workers)
         return total
 
-    searched = phase(int) if settings.needs_search(len(steps)) else 0.0
+    searched = phase(int) if settings.needs_search(rounds[0].branches) else 0.0
     return total + searched + (phase(settings.refitted) if settings.refit else 0.0)
 
 

@@ -28,12 +28,11 @@ class RoundSize:
 
 
 def branch_count(algorithm: Algorithm, problem: Problem) -> int:
-    """Return B: the branches of a run, or the runs that take their place."""
+    """Return B: the branches of a round, or the runs that take their place."""
     runs = getattr(algorithm, "runs", None)
     if runs is not None:
         return int(runs)
-    constructor = algorithm.settings(problem).constructor
-    return len(constructor.build(problem, dict.fromkeys((probe.name for probe in constructor.probes(problem)), 0.0)))
+    return len(algorithm.settings(problem).rotation(problem).first())
 
 
 def count_steps(algorithm: Algorithm, problem: Problem, steps: int) -> int:
@@ -50,7 +49,7 @@ def round_sizes(settings: Settings, problem: Problem, steps: int, *, paired: boo
 
     The floor costs nothing until a merge takes something else than the branch that is trained like it.
     """
-    mixtures = settings.branches(problem, dict.fromkeys((probe.name for probe in settings.probes(problem)), 0.0))
+    mixtures = settings.rotation(problem).first()
     branches, is_shared = (
         len(mixtures),
         floor_branch(mixtures, problem.target, paired=paired, settings=settings) is not None,

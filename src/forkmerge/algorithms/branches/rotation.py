@@ -1,0 +1,106 @@
+"""Which branches a round trains where only some do: those of single auxiliaries take turns, by their coefficients.
+
+A branch takes turns if it trains on some of the auxiliaries; those with none of them, or all, train in every round.
+After a merge the better half of those that took their turn stays, and the others rest: the branches that have rested
+longest, or were never trained, take their places. Everything follows from the rounds that are recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from forkmerge.algorithms.checkpoint import RunState
+from forkmerge.engine.training.options import Mixture
+
+Turn = tuple[Collection[str], Mapping[str, float]]
+"""The branches that a round trained, and the coefficients of its merge."""
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """Which branches take turns, and how many of them a round trains.
+
+    Args:
+        mixtures: All branches.
+        auxiliaries: The auxiliary tasks.
+        per_round: How many of those that take turns a round trains; None trains all.
+    """
+
+    mixtures: Sequence[Mixture]
+    auxiliaries: Sequence[str]
+    per_round: int | None
+
+    @property
+    def turning(self) -> list[str]:
+        """The branches that take turns; none where a round trains all of them."""
+        names = [m.name for m in self.mixtures if 0 < len(m.active(self.auxiliaries)) < len(self.auxiliaries)]
+        return names if self.per_round is not None and len(names) > self.per_round else []
+
+    def first(self) -> list[Mixture]:
+        """Return the branches of the first round: of those that take turns the first ones listed."""
+        return self._with(self.turning[: self.per_round])
+
+    def after(self, turns: Sequence[Turn]) -> list[str]:
+        """Return the names of the branches that the next round trains.
+
+        Of those that took their turn in the last round half of `per_round`, rounded down, stay: those of the largest
+        coefficients, none of coefficient 0. Then come those whose last turn was longest ago, never first; among them
+        those of the larger coefficient then; among equals those listed first.
+
+        Args:
+            turns: The rounds so far.
+        """
+        turning, count = self.turning, self.per_round or 0
+        latest: dict[str, int] = {}
+        shares: dict[str, float] = {}
+        for index, (trained, coefficients) in enumerate(turns, 1):
+            latest.update(dict.fromkeys(trained, index))
+            shares.update({name: coefficients.get(name, 0.0) for name in trained})
+        helpful = [name for name in turning if latest.get(name) == len(turns) and shares[name] > 0]
+        staying = sorted(helpful, key=lambda name: -shares[name])[: count // 2]
+        others = sorted(
+            (name for name in turning if name not in staying),
+            key=lambda name: (latest.get(name, 0), -shares.get(name, 0.0)),
+        )
+        return [mixture.name for mixture in self._with([*staying, *others[: count - len(staying)]])]
+
+    def note(self, rounds: int) -> str | None:
+        """Say it where there are too few rounds for every branch to have a turn."""
+        waiting, count = len(self.turning) - (self.per_round or 0), self.per_round or 0
+        fresh = count - count // 2  # in every round after the first
+        if not self.turning or waiting <= (rounds - 1) * fresh:
+            return None
+        never = waiting - (rounds - 1) * fresh
+        needed = 1 - (-waiting // fresh)
+        return (
+            f"{never} of {len(self.turning)} branches may never have a turn in {rounds} rounds: with per_round={count} "
+            f"that takes {needed} rounds"
+        )
+
+    def _with(self, chosen: Collection[str]) -> list[Mixture]:
+        turning = set(self.turning)
+        return [mixture for mixture in self.mixtures if mixture.name not in turning or mixture.name in chosen]
+
+
+def go_on_with(
+    run: RunState, names: Collection[str], every: Sequence[Mixture], coefficients: Mapping[str, float]
+) -> None:
+    """Let a run, after a merge, go on with the branches of some names.
+
+    One that has rested forks from the merge like all others. Its optimizer is that of the branch of the largest
+    coefficient, for its own would be as old as its last turn; a method, which weighs tasks of a mixture, begins anew.
+
+    Args:
+        run: Where the run stands.
+        names: The branches to go on with.
+        every: All branches, in order; none where no round follows, and so nobody returns.
+        coefficients: Those of the merge.
+    """
+    trained = dict(zip((mixture.name for mixture in run.mixtures), run.branches, strict=True))
+    source = trained[max(trained, key=lambda name: coefficients.get(name, 0.0))]
+    run.keep(names)
+    kept = dict(zip((mixture.name for mixture in run.mixtures), run.branches, strict=True))
+    branches = {mixture.name: mixture for mixture in (*every, *run.mixtures)}
+    run.mixtures = [mixture for name, mixture in branches.items() if name in names]
+    run.branches = [kept[m.name] if m.name in kept else replace(source.clone(), method={}) for m in run.mixtures]
