@@ -139,10 +139,14 @@ class RunState:
             for task in counts:
                 self.note(f"round {self.round}: branch {name!r}: gradient of {task!r} was {oddity}")
 
-    def note_untouched(self) -> None:
-        """Once all branches have done their first step, name the parameters that had no gradient in any."""
+    def note_untouched(self, *, all_have_begun: bool = True) -> None:
+        """Once all branches have done their first step, name the parameters that had no gradient in any.
+
+        Where branches take turns, some begin later, and may train what the others do not: then nothing is known.
+        """
         names, self.untouched = sorted(self.untouched or []), None
-        if names and self.searched is None:  # a refit after a search leaves out branches, which that has looked at
+        # A refit after a search leaves out branches, which that has looked at.
+        if names and all_have_begun and self.searched is None:
             self.note(f"parameters without gradient in every branch at step 0: {', '.join(names)}")
 
     def add_losses(self, branch: str, result: BranchResult) -> None:

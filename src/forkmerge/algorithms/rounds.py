@@ -227,7 +227,7 @@ class Rounds:
             run.add_segment(name, result)
             self.events.progress(run, name, result)
         if run.step == mark:
-            run.note_untouched()
+            run.note_untouched(all_have_begun=self.settings.per_round is None)
 
     def _fix_reference(self) -> None:
         """Let the target-only, or the only, branch of round 1 be what several metrics are compared with."""

@@ -181,6 +181,13 @@ def test_a_refit_trains_what_its_merges_take_to_the_same_bits(monkeypatch):
     assert any(some < every for some, every in zip(refits_everything(thrifty), scripts, strict=True))
 
 
+def test_parameters_that_wait_for_their_branch_are_not_called_untouched():
+    options = {"steps": 6}
+    assert any("without gradient" in note for note in fit(fm.SingleTask(), **options).notes)
+    run = fit(fm.ForkMerge("per_auxiliary", interval=3, per_round=1), **options)
+    assert not any("without gradient" in note for note in run.notes)
+
+
 def test_too_few_rounds_for_everybody_are_noted():
     note = "1 of 4 branches may never have a turn in 2 rounds: with per_round=2 that takes 3 rounds"
     assert note in fit(turns(interval=6), steps=12).notes
