@@ -99,7 +99,7 @@ def test_words_with_options_set_them_and_are_rows_of_their_own():
         ("forkmerge[interval=fast]", "interval must be a positive integer, got 'fast'"),
         ("ew[lr=-1]", r"ew\[lr=-1\]: learning rates are positive numbers"),
         ("posttrain[pretrain_steps=100]", "pretrain_steps must leave both parts"),
-        ("ew[task_weights=5]", r"task weights must be \{task: weight\}, got 5"),
+        ("ew[task_weights=5]", r"ew\[task_weights=5\] has an option that cannot be"),
         ("forkmerge[interval]", "write WORD"),
         ("forkmerge[interval=2", "no closing ]"),
         ("forkmerge[interval=2,interval=3]", "write WORD"),
