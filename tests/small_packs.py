@@ -16,17 +16,17 @@ from forkmerge.datasets import census, pacs, retailrocket, taskonomy, tmall
 RNG = np.random.default_rng
 
 
-def write_pacs(folder: Path) -> None:
+def write_pacs(folder: Path, copies: int = 1) -> None:
     image = pytest.importorskip("PIL.Image")
     streams, domains, labels, split = [], [], [], []
-    for index in range(4 * 7 * 3):
+    for index in range(4 * 7 * 3 * copies):
         buffer = io.BytesIO()
-        colour = (30 * (index % 7), 60 * (index % 4), 90)
+        colour = (30 * (index % 7), 60 * (index % 4), 90 + 20 * (index // 84))
         image.new("RGB", (64, 64), colour).save(buffer, "JPEG", quality=90)
         streams.append(buffer.getvalue())
         domains.append(index % 4)
         labels.append(index % 7)
-        split.append(index // 28)
+        split.append(index // 28 % 3)
     np.savez(
         folder / pacs.FILE,
         jpeg=np.frombuffer(b"".join(streams), np.uint8),

@@ -46,3 +46,15 @@ def test_few_labels_are_as_many_of_every_class_and_drawn_by_the_seed(folder: Pat
         assert sorted(part.dataset.tensors[1].tolist()) == list(range(7))
     with pytest.raises(fm.ProblemError, match="labels must be a positive integer, got 0"):
         pacs.problem("photo", size=16, labels=0)
+
+
+def test_training_images_without_a_label_can_take_the_place_of_the_test_split(folder: Path) -> None:
+    write_pacs(folder, copies=2)
+    whole, few = pacs.problem("photo", size=16), pacs.problem("photo", size=16, labels=1, others_as_test=True)
+    parts = [few.stream_map["photo"].dataset, few.evaluations("test")["photo"].dataset]
+    assert [len(part) for part in parts] == [7, 7]
+    seen = torch.cat([part.tensors[0] for part in parts]).flatten(1).double().sum(1).sort().values
+    everything = whole.stream_map["photo"].dataset.tensors[0].flatten(1).double().sum(1).sort().values
+    torch.testing.assert_close(seen, everything)
+    with pytest.raises(fm.ProblemError, match="others_as_test needs labels"):
+        pacs.problem("photo", size=16, others_as_test=True)

@@ -50,6 +50,7 @@ def recipe(
     score: Literal["accuracy", "nll"] = "accuracy",
     first_layer: int | None = None,
     labels: int | None = None,
+    others_as_test: bool = False,
     seed: int = 0,
     root: str | None = None,
     cache: str | None = None,
@@ -68,17 +69,22 @@ def recipe(
         first_layer: Instead of the small network, train EfficientNet-Lite0 from this layer on, with ImageNet weights,
             on features of the layers below that are computed once (needs `forkmerge[vision]`; meant for size 64).
         labels: Training images, and as many validation images, of every class and domain; all where None.
+        others_as_test: Whether the training images that `labels` leaves out take the place of the test split: options
+            may be chosen on them as often as one likes.
         seed: Draws the first weights, the order of the data and the augmentations.
         root: The folder; by default the one that FORKMERGE_DATA names.
         cache: Where decoded images are kept.
     """
     classes = dict.fromkeys(DOMAINS, CLASSES)
     options: dict[str, Any] = {"size": size, "batch_size": batch_size, "score": score, "cache": cache}
+    options |= {"first_layer": first_layer, "labels": labels, "others_as_test": others_as_test, "seed": seed}
     model = partial(small_classifier, classes, width=width, shared_head=shared_head)
     if first_layer is not None:
         model = partial(_pretrained_classifier, classes, first_layer, shared_head)
     return Recipe(
-        problem(target, root, first_layer=first_layer, labels=labels, seed=seed, **options),
+        problem(
+            target, root, first_layer=first_layer, labels=labels, others_as_test=others_as_test, seed=seed, **options
+        ),
         model=model,
         optimizer=OptimizerOf("Adam", lr=1e-3),
         steps=steps,
@@ -97,6 +103,7 @@ def problem(
     score: Literal["accuracy", "nll"] = "accuracy",
     first_layer: int | None = None,
     labels: int | None = None,
+    others_as_test: bool = False,
     seed: int = 0,
     cache: Root = None,
 ) -> Problem:
@@ -111,11 +118,15 @@ def problem(
         score: What validation measures: accuracy, or the smoother −log p of the true class.
         first_layer: Give features of the layers of EfficientNet-Lite0 below this one in the place of images.
         labels: Training images, and as many validation images, of every class and domain; all where None.
+        others_as_test: Whether the training images that `labels` leaves out take the place of the test split: options
+            may be chosen on them as often as one likes.
         seed: Draws these.
         cache: Where decoded images are kept.
     """
     if score not in ("accuracy", "nll"):
         raise ProblemError(f"score must be 'accuracy' or 'nll', got {score!r}.")
+    if others_as_test and labels is None:
+        raise ProblemError("others_as_test needs labels=…: without it, every training image is trained on.")
     metric = accuracy if score == "accuracy" else nll
     pack = Pack(data_folder(root, "PACS") / FILE, SOURCE)
     names = pack["domain_names"].tolist()
@@ -130,7 +141,8 @@ def problem(
     for code, name in enumerate(names):
         rows = [np.flatnonzero((domains == code) & (split == part)) for part in range(3)]
         if labels is not None:
-            rows[:2] = [_few(part, classes, check_count("labels", labels), seed) for part in rows[:2]]
+            few = [_few(part, classes, check_count("labels", labels), seed) for part in rows[:2]]
+            rows = [*few, np.setdiff1d(rows[0], few[0]) if others_as_test else rows[2]]
         parts = [TensorDataset(torch.tensor(inputs[part]), torch.tensor(classes[part])) for part in rows]
         streams[name] = Stream(parts[0], ClassificationLosses(prepare), name, batch_size)
         predict = PredictClass(name, prepare)
