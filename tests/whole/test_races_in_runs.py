@@ -164,7 +164,8 @@ class TestInARun:
             ranked = 1 + 2 * (1 if checkpoint == "last" else 6 // algorithm.settings(problem()).validate_every_of(6))
             evaluated = run.rounds[0].examples.get("evaluated", 40 * passes)
             counting = 1 if run.rounds[0].examples else 0  # the chunk whose operations are counted
-            assert len(seen) == ranked + evaluated // 40 + counting
+            # Before training, the few examples with the largest and smallest labels are looked at by themselves.
+            assert seen.count(40) == ranked + evaluated // 40 + counting
 
     def test_a_branch_that_predicts_nan_is_left_out_where_costs_are_not_finite(self) -> None:
         broken: list[Tensor] = []

@@ -35,8 +35,9 @@ def note_origin(error: BaseException, origin: str, *, batch: Any = None, example
 
 
 def note_moment(error: BaseException, moment: str) -> None:
-    """Add to an error of the user's code when it came, unless it says at which step."""
-    if not any("at step" in text for text in (*facts_of(error), str(error) if isinstance(error, WorkerError) else "")):
+    """Add to an error of the user's code when it came, unless it says at which step, or that a callback raised it."""
+    said = (*facts_of(error), str(error) if isinstance(error, WorkerError) else "")
+    if not any("at step" in text or "raised by on_event" in text for text in said):
         add_fact(error, moment)
 
 

@@ -49,3 +49,12 @@ def test_a_stream_that_is_no_file_is_left_as_it_is() -> None:
     assert tolerant(stream) is stream
     assert lost_output(stream) is None
     assert lost_output(None) is None
+
+
+def test_a_stream_that_holds_nothing_back_goes_on_to_do_so(tmp_path: Path) -> None:
+    with (tmp_path / "out").open("wb", buffering=0) as raw:
+        unbuffered = io.TextIOWrapper(raw, write_through=True)  # type: ignore[arg-type]  # as PYTHONUNBUFFERED makes it
+        same = tolerant(unbuffered)
+        same.write("seen at once, without a newline")
+        assert (tmp_path / "out").read_text() == "seen at once, without a newline"
+        unbuffered.detach()

@@ -151,6 +151,7 @@ class TestStepContext:
             used.initial()
         mixture = fm.Mixture("branch", {"tgt": 1.0, "aux": 1.0, "odd": 0.5})
         loop = StepLoop(used, problem or double_problem(shared_losses), mixture, training, 0, range(step, step + 1), {})
-        feeds = {name: loop._feed(name, stream, [TASKS]) for name, stream in loop.problem.stream_map.items()}
+        streams = loop.problem.stream_map
+        feeds = {name: loop._feed(name, stream, [frozenset(streams)]) for name, stream in streams.items()}
         loop.last_batches = loop._read(feeds, TASKS, step, 0)
         return loop, StepContext(loop, step)

@@ -46,8 +46,14 @@ def tolerant(stream: TextIO) -> TextIO:
             return stream
         descriptor = stream.fileno()
     file = TolerantFile(descriptor, "w", closefd=False)
-    is_by_line = bool(getattr(stream, "line_buffering", False))
-    return io.TextIOWrapper(io.BufferedWriter(file), stream.encoding, stream.errors, line_buffering=is_by_line)
+    at_once, by_line = (bool(getattr(stream, name, False)) for name in ("write_through", "line_buffering"))
+    return io.TextIOWrapper(
+        io.BufferedWriter(file, 1) if at_once else io.BufferedWriter(file),  # a buffer of one byte holds nothing back
+        stream.encoding,
+        stream.errors,
+        line_buffering=by_line,
+        write_through=at_once,
+    )
 
 
 def tolerate_lost_output() -> None:
