@@ -82,9 +82,7 @@ def recipe(
     if first_layer is not None:
         model = partial(_pretrained_classifier, classes, first_layer, shared_head)
     return Recipe(
-        problem(
-            target, root, first_layer=first_layer, labels=labels, others_as_test=others_as_test, seed=seed, **options
-        ),
+        problem(target, root, **options),
         model=model,
         optimizer=OptimizerOf("Adam", lr=1e-3),
         steps=steps,
