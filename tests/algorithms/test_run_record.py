@@ -126,6 +126,39 @@ def test_branches_may_show_their_own_scores_and_rounds_their_costs():
     assert table.texts() == [["1", "10", "1.00 (0.1)", "0.2500", "0", "0.00"]]
 
 
+def erring(index: int, error: float) -> Round:
+    branches = {name: replace(branch(-error), metrics={"mae": error}) for name in "ab"}
+    return replace(merge(index, {"a": 1.0, "b": 0.0}), branches=branches, score=-error, metrics={"mae": error})
+
+
+def test_an_error_is_shown_as_one_under_its_name_and_not_as_a_negative_score():
+    rounds = [erring(1, 0.5), erring(2, 0.75)]
+    table = rounds_table(rounds, with_branch_scores=True)
+    assert table.title == "coefficients by branch, each with the branch's own mae in brackets"
+    assert [column.title for column in table.columns][-1] == "mae"
+    assert table.texts()[0] == ["1", "10", "1.00 (0.5)", "0.00 (0.5)", "0.5000"]
+    run = Run("ForkMerge", "tgt", 20, 0, -0.75, {"mae": 0.75}, "last merge", rounds)
+    assert "  round 1   step 10      mae 0.5  a 1.00, b 0.00" in repr(run).splitlines()
+    assert "-0" not in repr(run)
+    assert "on validation data, mae rose from 0.5 at step 10 to 0.75 at the last merge" in run.remarks[0]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "score", "shown"),
+    [
+        ({"mae": 0.5}, -0.5, "mae 0.5"),
+        ({"mae": 0.0}, -0.0, "mae 0"),
+        ({"density": -2.0}, 2.0, "density -2"),
+        ({"accuracy": 0.0}, 0.0, "score 0"),
+        ({"accuracy": 0.5}, 0.5, "score 0.5"),
+        ({"mae": 0.5, "rmse": 0.5}, -0.5, "score -0.5"),
+        ({"mae": float("nan")}, None, ""),
+    ],
+)
+def test_a_score_is_an_error_where_it_is_the_one_metric_turned_round(metrics, score, shown):
+    assert replace(merge(1, {"a": 1.0}), metrics=metrics, score=score).reached == shown
+
+
 def test_of_many_branches_the_heaviest_is_named_unless_all_are_asked_for():
     rounds = [merge(1, {f"b{i}": float(i == 3) for i in range(9)}), merge(2, {}, b0="diverged")]
     assert rounds_table(rounds).texts() == [

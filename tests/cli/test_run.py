@@ -45,7 +45,8 @@ def test_a_new_user_gets_from_nothing_to_an_exported_model(tmp_path: Path, monke
     assert re.search(r"verdict +(better|worse|no difference shown)", shown)
     assert re.search(r"accuracy 0\.\d+ → 0\.\d+ \(.*\]\); 95 % over 1000 test examples", shown)
     assert re.search(r"one seed, at 3\.5 times the steps of single-task training", shown)
-    assert "compare own_data:recipe --methods stl,forkmerge --seeds 5" in shown
+    same = "--set steps=20 --set algorithm.interval=10"  # what was run, its branches and settings, with more seeds
+    assert f"compare own_data:recipe --methods stl,recipe --seeds 5 {same}`" in shown
     assert folder in shown
     row = next(line for line in invoke("runs").stdout.splitlines() if "own_data" in line)
     assert re.search(r"ForkMerge +species +finished +20 +accuracy", row)
@@ -55,9 +56,9 @@ def test_a_new_user_gets_from_nothing_to_an_exported_model(tmp_path: Path, monke
     assert "verdict" not in plain
     assert "whether it helped was not measured" in plain
     assert invoke("export", folder, "out").stdout.split() == [
-        "out/model.safetensors",
         "out/README.md",
         "out/card.json",
+        "out/model.safetensors",
     ]
     sys.modules.pop("own_data")
 

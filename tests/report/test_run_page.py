@@ -68,6 +68,32 @@ def test_a_falling_validation_curve_is_commented_on_beside_it_in_the_words_of_th
     assert 'select="best"' not in run_page(samples.saved_run(3, 1)).figures["scores"].caption
 
 
+def test_errors_are_drawn_and_listed_as_errors_and_the_best_branch_is_the_lowest():
+    def erring(saved):
+        def turned(record):
+            score = None if record.score is None else -abs(record.score)
+            return replace(record, score=score, metrics={} if score is None else {"mae": -score})
+
+        rounds = [
+            replace(turned(r), branches={name: turned(b) for name, b in r.branches.items()}, floor_score=-0.5)
+            for r in saved.rounds
+        ]
+        return replace(saved, run=replace(saved.run, rounds=rounds), rounds=rounds)
+
+    for tasks in (3, 40):
+        saved = erring(samples.saved_run(tasks, 4))
+        figure = run_page(saved).figures["scores"]
+        (panel,) = figure.panels
+        assert (figure.title, panel.y.title) == ("Validation mae", "mae")
+        assert all(value is None or value >= 0 for line in panel.series for value in line.y)
+        assert "never above its best branch" in figure.caption
+        lines = {line.name: line.y for line in panel.series}
+        assert lines["floor"] == (0.5, 0.5, 0.5, 0.5)
+        if "best branch" in lines:
+            assert all(best < worst for best, worst in zip(lines["best branch"], lines["worst branch"], strict=True))
+    assert " Its last validation mae is 0." in run_page(replace(saved, run=None)).headline
+
+
 def test_the_page_says_first_whether_the_run_helped():
     saved = samples.saved_run(2, 3)
     metrics = [MetricVerdict("error", -1, 0.2, 0.25, -0.07, -0.03), MetricVerdict("auc", 1, 0.8, 0.8, -0.1, 0.1)]

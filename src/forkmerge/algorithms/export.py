@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from forkmerge.algorithms.resolved_config import open_run
-from forkmerge.algorithms.run_record import Run, rounds_table
+from forkmerge.algorithms.run_record import Run, rounds_table, shown_score
 from forkmerge.algorithms.saved_run import read_run
 from forkmerge.algorithms.table_data import for_markdown, show_metrics, show_number, show_share, word_table
 from forkmerge.engine.storage.atomic_files import explained, fingerprint, replacing, write_file, write_tensors
@@ -149,8 +149,8 @@ def _merging(card: Mapping[str, Any], run: Run) -> list[str]:
     return [
         "## Branches\n\nEach branch was trained with its own task weights:",
         word_table("", ("branch", *tasks), weights).markdown(),
-        "## Coefficients\n\nAt the end of every round the branches were merged with these coefficients; score is that "
-        f"of the merge on validation data.{refitted}",
+        "## Coefficients\n\nAt the end of every round the branches were merged with these coefficients; "
+        f"{for_markdown(shown_score(run.searched)[0])} is that of the merge on validation data.{refitted}",
         rounds_table(run.searched, most_branches=len(branches)).markdown(),
         "## Task relevance\n\nWhat each task weighed on average over the rounds, in units of the target's own weight:",
         word_table("", ("task", "relevance"), relevance).markdown(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 from collections.abc import Sequence
@@ -111,6 +112,21 @@ class Round(Record):
     skipped: list[str] = field(default_factory=list)
     search_score: float | None = None
 
+    @property
+    def error(self) -> str | None:
+        """The metric that the score is, turned round, where lower is better; None where higher is, or of several."""
+        if self.score is None or len(self.metrics) != 1:
+            return None
+        ((name, value),) = self.metrics.items()
+        is_turned = value == -self.score and math.copysign(1, value) != math.copysign(1, self.score)
+        return name if is_turned else None
+
+    @property
+    def reached(self) -> str:
+        """What the merge reached on validation data, as it is told: an error as one, under its name."""
+        name, sign = shown_score([self])
+        return "" if self.score is None else f"{name} {show_number(sign * self.score)}"
+
 
 @dataclass(repr=False)
 class Run(Record, Displayed):
@@ -197,9 +213,11 @@ class Run(Record, Displayed):
             return []
         if best.score is None or not last.score < best.score:
             return []
+        name, sign = shown_score([best, last])
+        fell = "the validation score fell" if sign > 0 else f"on validation data, {name} rose"
         return [
-            f"the validation score fell from {show_number(best.score)} at step {best.end} to "
-            f'{show_number(last.score)} at the last merge, which is returned: select="best" returns the best one.'
+            f"{fell} from {show_number(sign * best.score)} at step {best.end} to {show_number(sign * last.score)} "
+            'at the last merge, which is returned: select="best" returns the best one.'
         ]
 
     @property
@@ -236,7 +254,7 @@ class Run(Record, Displayed):
         for r in self.searched:
             if len(r.branches) > 1:
                 shares = show_shares(r.coefficients) or "all faulty"
-                lines.append(f"  round {r.index:<3} step {r.end:<7} score {show_number(r.score)}  {shares}")
+                lines.append(f"  round {r.index:<3} step {r.end:<7} {r.reached or 'score –'}  {shares}")
         lines += [f"  note: {note}" for note in (*self.notes, *self.remarks)]
         return printable("\n".join([*lines, *(f"  {text}" for text in self.legend)]))
 
@@ -245,6 +263,13 @@ class Run(Record, Displayed):
         table = rounds_table(self.searched)
         head, notes = [column.title for column in table.columns], [f"note: {n}" for n in (*self.notes, *self.remarks)]
         return Display(self.title, self.facts, head, table.texts(), (*notes, *self.legend))
+
+
+def shown_score(rounds: Sequence[Round]) -> tuple[str, int]:
+    """Return what the scores of rounds are called where they are shown, and their sign there: an error is no score."""
+    errors = {r.error for r in rounds if r.score is not None}
+    name = errors.pop() if len(errors) == 1 else None
+    return ("score", 1) if name is None else (name, -1)
 
 
 def rounds_table(
@@ -263,6 +288,7 @@ def rounds_table(
         most_branches: Columns of branches; where there are more, only the heaviest of each round is named.
     """
     names = list(dict.fromkeys(name for r in rounds for name in r.branches))
+    score, sign = shown_score(rounds)
     few = len(names) <= most_branches
     columns = [Column("round", is_words=True), Column("step", decimals=0)]
     if few:
@@ -270,31 +296,33 @@ def rounds_table(
     else:
         columns += [Column("heaviest branch", is_words=True), Column("its coefficient", decimals=2)]
         columns.append(Column("branches taken", decimals=0))
-    columns.append(Column("score"))
+    columns.append(Column(score))
     if with_costs:
         columns += [Column("candidates", decimals=0), Column("seconds", decimals=2)]
     rows = []
     for r in rounds:
         cells = [Cell(text=str(r.index)), Cell(float(r.end))]
-        cells += [_share(r, name, with_branch_scores) for name in names] if few else _heaviest(r)
-        cells.append(Cell(r.score))
+        cells += [_share(r, name, sign * with_branch_scores) for name in names] if few else _heaviest(r)
+        cells.append(Cell(None if r.score is None else sign * r.score))
         if with_costs:
             cells += [Cell(float(len(r.candidates))), Cell(sum(r.seconds.values()))]
         rows.append(tuple(cells))
     faults = tuple(f"round {r.index}: {name}: {b.fault}" for r in rounds for name, b in r.branches.items() if b.fault)
-    title = "coefficients by branch, each with the branch's own score in brackets" if with_branch_scores else "Rounds"
+    own = f"coefficients by branch, each with the branch's own {score} in brackets"
+    title = own if with_branch_scores else "Rounds"
     return Table(title, tuple(columns), tuple(rows), faults[:_MOST_FAULTS])
 
 
-def _share(r: Round, name: str, with_score: bool) -> Cell:
+def _share(r: Round, name: str, sign: int) -> Cell:
+    """A branch's coefficient, and its score with that sign; without it where the sign is 0."""
     if name not in r.branches:
         return Cell()
     if name not in r.coefficients:
         return Cell(text="faulty")
-    score = r.branches[name].score if with_score else None
+    score = r.branches[name].score if sign else None
     if score is None:
         return Cell(r.coefficients[name])
-    return Cell(text=f"{show_share(r.coefficients[name])} ({show_number(score)})")
+    return Cell(text=f"{show_share(r.coefficients[name])} ({show_number(sign * score)})")
 
 
 def _heaviest(r: Round) -> list[Cell]:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from forkmerge.algorithms.resolved_config import open_run
 from forkmerge.algorithms.run_record import Round, Run
-from forkmerge.algorithms.table_data import show_metrics, show_number, show_steps
+from forkmerge.algorithms.table_data import show_metrics, show_steps
 from forkmerge.engine.storage.records import Record
 from forkmerge.engine.storage.run_folder import RunFolder, list_runs, status
 from forkmerge.errors import StoreError, command
@@ -104,7 +104,7 @@ class SavedRun:
         """Return the run as one line of a table of runs, in plain data."""
         run = self.run
         score = run.score if run else next((r.score for r in reversed(self.rounds) if r.score is not None), None)
-        last_score = "" if score is None else f"score {show_number(score)}"
+        last = next((r.reached for r in reversed(self.rounds) if r.score is not None), "")
         progress = f"{self.step}/{self.steps}" + (" refit" if self.phase == "refit" else "")
         return {
             "name": self.path.name,
@@ -117,7 +117,7 @@ class SavedRun:
             "steps": self.steps,
             "progress": str(self.steps) if run else progress,
             "score": score,
-            "validation": show_metrics(run.metrics) if run and run.metrics else last_score,
+            "validation": show_metrics(run.metrics) if run and run.metrics else last,
             "metrics": run.metrics if run else None,
             "test_metrics": run.test if run else None,
             "test": show_metrics(run.test) if run and run.test else "",

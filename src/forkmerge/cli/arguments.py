@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from forkmerge.errors import ConfigError
-from forkmerge.methods.option_syntax import option_from, split_assignment, split_words
+from forkmerge.methods.option_syntax import option_from, show_options, split_assignment, split_words
 
 
 def overrides_from(options: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
@@ -23,6 +23,23 @@ def overrides_from(options: Mapping[str, Any], assignments: Sequence[str]) -> di
             table[name] = table = dict(table[name]) if isinstance(table.get(name), dict) else {}
         table[last] = option_from(f"--set {key}", text)
     return overrides
+
+
+def settings_of(overrides: Mapping[str, Any]) -> list[str]:
+    """Return the words that set the same for a comparison, which has seeds and targets of its own.
+
+    Example:
+        >>> settings_of({"steps": 20, "seed": 3, "target": "a", "algorithm": {"interval": 10}})
+        ['--targets', 'a', '--set', 'steps=20', '--set', 'algorithm.interval=10']
+    """
+    words = ["--targets", str(overrides["target"])] if "target" in overrides else []
+    for name, value in overrides.items():
+        if name in ("target", "seed"):
+            continue
+        options = {f"{name}.{key}": item for key, item in value.items()} if isinstance(value, dict) else {name: value}
+        for key, item in options.items():
+            words += ["--set", show_options({key: item})[1:-1]]
+    return words
 
 
 def tune_from(assignments: Sequence[str]) -> dict[str, list[Any]]:

@@ -16,7 +16,7 @@ from forkmerge.algorithms.measure_test_split import measure_test
 from forkmerge.algorithms.resolved_config import is_own_run
 from forkmerge.algorithms.run_record import Run
 from forkmerge.algorithms.saved_run import SavedRun, read_saved_run
-from forkmerge.cli.arguments import name_of
+from forkmerge.cli.arguments import name_of, settings_of
 from forkmerge.cli.print_run import show_cost, show_run
 from forkmerge.cli.progress import watching
 from forkmerge.cli.saved_runs import print_saved_run, show_warnings
@@ -64,7 +64,14 @@ def start_run(
     with stdout_for_json(as_json):
         recipe = _load(problem, overrides, reference)
     recipe = replace(
-        recipe, source={**recipe.source, "command": command(typed), "workers": workers, "problem": problem}
+        recipe,
+        source={
+            **recipe.source,
+            "command": command(typed),
+            "workers": workers,
+            "problem": problem,
+            "typed": dict(overrides),
+        },
     )
     _train(recipe, out or _free_folder(problem, recipe), workers=workers, resume=False, as_json=as_json)
 
@@ -178,8 +185,8 @@ def _train(
 
 def _show_certainty(recipe: Recipe, run: Run) -> None:
     """Say what to type for more certainty than one seed gives, or for a verdict at all."""
-    problem = shlex.quote(str(recipe.source.get("problem", "PROBLEM")))
-    more = command(f"compare {problem} --methods stl,forkmerge --seeds 5")
+    words = ["compare", str(recipe.source.get("problem", "PROBLEM")), "--methods", "stl,recipe", "--seeds", "5"]
+    more = command(shlex.join([*words, *settings_of(recipe.source.get("typed", {}))]))
     if run.verdict is not None:
         say(stdout(), f"more certainty: `{more}`.")
     elif run.reference is None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
-from forkmerge.algorithms.run_record import Round, Run, rounds_table
+from forkmerge.algorithms.run_record import Round, Run, rounds_table, shown_score
 from forkmerge.algorithms.saved_run import SavedRun
-from forkmerge.algorithms.table_data import Cell, Column, Table, show_metrics, show_number, show_seconds
+from forkmerge.algorithms.table_data import Cell, Column, Table, show_metrics, show_seconds
 from forkmerge.analysis.dynamics import coefficient_history
 from forkmerge.errors import command
 from forkmerge.experiments.verdict import Verdict
@@ -122,25 +123,32 @@ def scores_over_rounds(rounds: Sequence[Round], remarks: Sequence[str] = ()) -> 
     """Validation score of every merge beside its branches, and what the record remarks on it."""
     steps = tuple(r.end for r in rounds)
     branches = list(dict.fromkeys(name for r in rounds for name in r.branches))
+    title, sign = shown_score(rounds)
+
+    def shown(scores: Iterable[float | None]) -> tuple[float | None, ...]:
+        return numbers(None if score is None else sign * score for score in scores)
+
+    merged = Series("merge", steps, shown(r.score for r in rounds))
     if len(branches) == 1:
-        series = [Series(branches[0], steps, numbers(r.score for r in rounds))]
+        series = [replace(merged, name=branches[0])]
     elif len(branches) <= MOST_LINES:
-        series = [Series(name, steps, numbers(_score(r, name) for r in rounds)) for name in branches]
-        series.append(Series("merge", steps, numbers(r.score for r in rounds)))
+        series = [Series(name, steps, shown(_score(r, name) for r in rounds)) for name in branches]
+        series.append(merged)
     else:
         scores = [[b.score for b in r.branches.values() if b.score is not None] for r in rounds]
-        best, worst = (numbers(pick(row, default=None) for row in scores) for pick in (max, min))
-        series = [Series("merge", steps, numbers(r.score for r in rounds)), Series("best branch", steps, best)]
+        best, worst = (shown(pick(row, default=None) for row in scores) for pick in (max, min))
+        series = [merged, Series("best branch", steps, best)]
         series.append(Series("worst branch", steps, worst))
-    floor = numbers(r.floor_score for r in rounds)
+    floor = shown(r.floor_score for r in rounds)
     if any(value is not None for value in floor):
         series.append(Series("floor", steps, floor))
-    caption = "Validation score of the target at the end of each round."
+    caption = f"Validation {title} of the target at the end of each round."
     if len(branches) > 1:
-        caption += " The merge is never below its best branch where all candidates see the same examples."
+        worse = "below" if sign > 0 else "above"
+        caption += f" The merge is never {worse} its best branch where all candidates see the same examples."
     for remark in remarks:
         caption += f" {remark[0].upper()}{remark[1:]}"
-    return Figure("scores", "Validation score", caption, (Panel("", Axis("step"), Axis("score"), tuple(series)),))
+    return Figure("scores", f"Validation {title}", caption, (Panel("", Axis("step"), Axis(title), tuple(series)),))
 
 
 def losses_over_rounds(rounds: Sequence[Round]) -> list[Figure]:
@@ -169,8 +177,8 @@ def _loss(r: Round, name: str, task: str) -> float | None:
 
 def _headline(saved: SavedRun, run: Run, merged: bool) -> str:
     if saved.run is None:
-        score = next((r.score for r in reversed(run.searched) if r.score is not None), None)
-        so_far = "" if score is None else f" Its last validation score is {show_number(score)}."
+        last = next((r for r in reversed(run.searched) if r.score is not None), None)
+        so_far = "" if last is None else f" Its last validation {' is '.join(last.reached.rsplit(' ', 1))}."
         reason = f" {saved.reason}" if saved.reason else ""
         position = f"at step {saved.step} of {saved.steps}"
         return f"{saved.algorithm} on {saved.target} is {saved.status} {position}.{so_far}{reason}"

@@ -59,6 +59,15 @@ def ended(index: int, step: int, score: float, names: Sequence[str]) -> RoundFin
     return RoundFinished(phase="search", round=index, step=step, record=record)
 
 
+def test_an_error_is_told_as_one_and_not_as_a_negative_score() -> None:
+    view, end = RunView(Clock()), ended(1, 10, -0.5, ("a", "b"))
+    view.take(started(20, 2))
+    line = view.take(replace(end, record=replace(end.record, metrics={"mae": 0.5})))
+    assert line is not None
+    assert "step 10  mae 0.5  a 1.00" in line
+    assert view.stand().endswith("mae 0.5") or view.stand() == "starting"
+
+
 def two_rounds(clock: Clock, on_event: OnEvent) -> None:
     """Two rounds of two branches of 10 steps, 0.1 s each, and a merge of 3 s."""
     names = ("a", "[b]")

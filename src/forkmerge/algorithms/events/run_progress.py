@@ -40,7 +40,7 @@ class RunView(ProgressView):
         super().__init__(clock=clock)
         self.rounds, self.refit, self.total = 1, False, 0
         self.phase, self.round, self.branch, self.step, self.part = "start", 1, "", 0, ""
-        self.score: float | None = None
+        self.reached = ""
         self.branches: list[str] = []
         self.checkpoint: str | None = None
         self._until, self._merged_at = 0, 0
@@ -58,7 +58,7 @@ class RunView(ProgressView):
             # The first segment also waits for worker processes to start.
             self._segment(event, elapsed if self.progress.parts["training"].done else min(elapsed, event.seconds))
         elif isinstance(event, RoundFinished):
-            self.score = event.record.score if event.record.score is not None else self.score
+            self.reached = event.record.reached or self.reached
             self.progress.spend("merging", 1, elapsed)
         elif isinstance(event, RunStarted):
             self._start(event)
@@ -130,18 +130,16 @@ class RunView(ProgressView):
         """Return phase, round, branch, step and last score in one line."""
         if self.phase == "start":
             return "starting"
-        score = "" if self.score is None else f"score {show_number(self.score)}"
         position = f"{self.phase} {self.round}/{self.rounds}  {self.branch}  step {self.step}/{self._until}"
-        return "  ".join(part for part in (self.part, position, score) if part)
+        return "  ".join(part for part in (self.part, position, self.reached) if part)
 
     def _describe(self, event: Event) -> str | None:
         if isinstance(event, RoundFinished):
             record, shares = event.record, show_shares(event.record.coefficients)
             merged = shares if len(record.branches) > 1 else ""
-            score = "" if record.score is None else f"score {show_number(record.score)}"
             position = f"{event.phase} {self.round}/{self.rounds}  step {event.step}"
             fault = "" if shares else "every branch was faulty: last good state kept"
-            return "  ".join(part for part in (self.part, position, score, merged, fault) if part)
+            return "  ".join(part for part in (self.part, position, record.reached, merged, fault) if part)
         if isinstance(event, ProbeScored):
             return f"probe  {event.branch}  step {event.step}  score {show_number(event.score)}"
         if isinstance(event, RunResumed):
