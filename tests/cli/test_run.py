@@ -90,7 +90,7 @@ def test_json_is_all_there_is_on_standard_output_and_progress_is_on_standard_err
     assert (row["name"], row["status"], row["test_metrics"]) == ("r", "finished", data["test"])
     assert json.loads(invoke("show", "r", "--json").stdout)["run"]["rounds"] == data["rounds"]
     assert json.loads(invoke("resume", "r", "--json").stdout)["status"] == "finished"
-    assert json.loads(invoke("export", "r", "out", "--json").stdout)["files"][0] == "out/model.safetensors"
+    assert "out/model.safetensors" in json.loads(invoke("export", "r", "out", "--json").stdout)["files"]
 
 
 def test_options_reach_the_run(tiny: Any) -> None:
