@@ -12,7 +12,7 @@ import pytest
 import forkmerge
 from paths import ROOT
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAIR = [ROOT / "examples" / "own_loop" / f"{name}.py" for name in ("plain", "with_forkmerge")]
 EXAMPLES = [path for path in sorted((ROOT / "examples").rglob("*.py")) if path.name != "setting.py"]
 PACKAGE = ROOT / "src" / "forkmerge"

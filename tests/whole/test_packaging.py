@@ -1,4 +1,4 @@
-"""What a clone and an installation promise: light import, typed wheel, one version, tested pins, `./run`."""
+"""What a clone and an installation promise: light import, typed wheel, one version, tested pins and matrix, `./run`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
+from packaging.metadata import Metadata
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -60,16 +63,83 @@ def test_the_version_is_the_same_everywhere():
     assert f"## [{forkmerge.__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
-def test_the_wheel_ships_every_module_the_type_marker_the_licence_and_the_command(tmp_path):
-    wheel = pytest.importorskip("hatchling.builders.wheel")
-    (built,) = wheel.WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"])
-    with zipfile.ZipFile(built) as archive:
-        names = set(archive.namelist())
-        (entry_points,) = (archive.read(name).decode() for name in names if name.endswith("entry_points.txt"))
+@pytest.fixture(scope="module")
+def built(tmp_path_factory) -> Iterator[tuple[zipfile.ZipFile, tarfile.TarFile]]:
+    """The wheel and the sdist."""
+    from hatchling.builders.sdist import SdistBuilder
+    from hatchling.builders.wheel import WheelBuilder
+
+    folder = str(tmp_path_factory.mktemp("dist"))
+    (wheel,) = WheelBuilder(str(ROOT)).build(directory=folder, versions=["standard"])
+    (sdist,) = SdistBuilder(str(ROOT)).build(directory=folder, versions=["standard"])
+    with zipfile.ZipFile(wheel) as zipped, tarfile.open(sdist) as tarred:
+        yield zipped, tarred
+
+
+def test_the_wheel_ships_every_module_the_type_marker_the_licence_and_the_command(built):
+    wheel, _ = built
+    names = set(wheel.namelist())
+    (entry_points,) = (wheel.read(name).decode() for name in names if name.endswith("entry_points.txt"))
     modules = {path.relative_to(PACKAGE.parent).as_posix() for path in PACKAGE.rglob("*.py")}
     assert modules | {"forkmerge/py.typed"} <= names
     assert any(name.endswith("/licenses/LICENSE") for name in names)
     assert "forkmerge = forkmerge.cli:main" in entry_points
+
+
+def test_the_sdist_holds_what_the_wheel_is_built_from_and_what_tests_it(built):
+    wheel, sdist = built
+    names = {name.partition("/")[2] for name in sdist.getnames()}
+    assert {f"src/{name}" for name in wheel.namelist() if name.startswith("forkmerge/")} <= names
+    assert {"pyproject.toml", "README.md", "LICENSE", "SECURITY.md", "run", "constraints.txt"} <= names
+    assert "tests/whole/test_packaging.py" in names
+
+
+@pytest.mark.parametrize("kind", ["wheel", "sdist"])
+def test_the_metadata_is_valid_and_the_readme_is_its_description(built, kind):
+    wheel, sdist = built
+    if kind == "wheel":
+        (text,) = (wheel.read(name) for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+    else:
+        text = sdist.extractfile(f"forkmerge-{forkmerge.__version__}/PKG-INFO").read()
+    metadata = Metadata.from_email(text, validate=True)  # raises for a field that is unknown, or not as it must be
+    assert metadata.description_content_type == "text/markdown"  # anything else would be rendered as reStructuredText
+    assert metadata.description == (ROOT / "README.md").read_text(encoding="utf-8")
+    assert metadata.license_expression == "MIT"
+
+
+def test_the_classifiers_exist():
+    trove_classifiers = pytest.importorskip("trove_classifiers")  # hatchling brings it along
+    assert set(PYPROJECT["project"]["classifiers"]) <= trove_classifiers.classifiers
+
+
+def test_the_workflow_tries_every_python_of_the_classifiers_and_the_newest_and_oldest_torch():
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "test.yml").read_text(encoding="utf-8"))
+    (job,) = workflow["jobs"].values()
+    matrix = job["strategy"]["matrix"]
+    classifiers = "\n".join(PYPROJECT["project"]["classifiers"])
+    pythons = re.findall(r"^Programming Language :: Python :: (3\.\d+)$", classifiers, flags=re.MULTILINE)
+    assert matrix["python"] == pythons
+    assert PYPROJECT["project"]["requires-python"] == f">={pythons[0]}"
+    constraints = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    assert [f"torch=={version}" for version in matrix["torch"]] == re.findall(r"^torch==.*$", constraints, flags=re.M)
+    (oldest,) = matrix["include"]
+    (torch,) = (text for text in PYPROJECT["project"]["dependencies"] if Requirement(text).name == "torch")
+    assert torch == f"torch>={oldest['torch'].removesuffix('.0')}"
+    assert job["steps"][-1]["run"] == "./run test"
+
+
+def test_the_workflow_pins_the_oldest_torch_where_the_suite_reads_it(tmp_path):
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "test.yml").read_text(encoding="utf-8"))
+    (job,) = workflow["jobs"].values()
+    (oldest,) = job["strategy"]["matrix"]["include"]
+    (step,) = (step for step in job["steps"] if step.get("if") == "${{ matrix.oldest }}")
+    shutil.copy2(ROOT / "constraints.txt", tmp_path)
+    command = step["run"].replace("${{ matrix.torch }}", oldest["torch"])
+    subprocess.run(["bash", "-ec", command], cwd=tmp_path, check=True)
+    changed = set((tmp_path / "constraints.txt").read_text().splitlines())
+    before = set((ROOT / "constraints.txt").read_text().splitlines())
+    assert changed - before == {f"torch=={oldest['torch']}"}
+    assert {Requirement(line).name for line in before - changed} == {"torch", "sympy"}
 
 
 def test_everything_the_suite_installs_directly_is_pinned():
@@ -122,7 +192,8 @@ def test_every_function_is_annotated():
 
 
 # `./run` is tried with a stand-in for Python, so that these tests install nothing: it notes each `venv` and
-# `pip install` it is asked for, and prints the other calls with their folder and thread setting.
+# `pip install` it is asked for, the last one with its requirement, and prints the other calls with their folder and
+# thread setting.
 STAND_IN = r"""#!/usr/bin/env bash
 here=$(dirname "$0")
 case "$1 $2" in
@@ -135,6 +206,7 @@ case "$1 $2" in
   "-m pip")
     [ "$3" = install ] || exit 0
     echo "pip" >>"$STAND_IN/asked"
+    printf '%s\n' "${!#}" >"$STAND_IN/requirement"
     [ ! -e "$STAND_IN/pip-is-slow" ] || sleep 0.5
     [ ! -e "$STAND_IN/pip-is-killed" ] || kill -9 0
     [ ! -e "$STAND_IN/pip-fails" ] || { echo "no matching distribution"; exit 1; }
@@ -192,6 +264,10 @@ class Clone:
         path.unlink(missing_ok=True)
         return words
 
+    def extras(self) -> set[str]:
+        """What the last `pip install` was to bring along."""
+        return set((self.stand_in / "requirement").read_text().strip().removeprefix(".[").removesuffix("]").split(","))
+
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Clone:
@@ -219,6 +295,53 @@ def test_run_without_words_explains_itself_and_installs_nothing(clone):
     assert answer.returncode == 2
     assert "usage: ./run demo" in answer.stderr
     assert not (clone.root / ".venv").exists()
+
+
+@pytest.mark.parametrize("word", ["demo", "run", "--help"])
+def test_run_installs_for_the_command_less_than_for_the_suite(clone, word):
+    clone.run(word)
+    assert {"demo", "report"} < clone.extras() < set(PYPROJECT["project"]["optional-dependencies"]) - {"dev"}
+
+
+@pytest.mark.parametrize("word", ["test", "bench", "results"])
+def test_run_adds_what_development_needs_in_place_and_once(clone, word):
+    clone.run("demo")
+    clone.asked()
+    added = clone.run(word)
+    assert "adding to .venv" in added.stderr
+    assert (clone.asked(), clone.extras()) == (["pip"], {"dev"})
+    for again in (word, "demo"):
+        assert clone.run(again).returncode == 0
+    assert clone.asked() == []
+
+
+def test_run_installs_everything_at_once_where_the_suite_comes_first(clone):
+    assert clone.run("test").returncode == 0
+    assert (clone.asked(), clone.extras()) == (["venv", "pip"], {"dev"})
+    clone.run("demo")
+    assert clone.asked() == []
+
+
+@pytest.mark.parametrize("trouble", ["pip-is-killed", "pip-fails"])
+def test_run_remakes_the_environment_for_every_job_after_an_interrupted_addition(clone, trouble):
+    clone.run("demo")
+    clone.set(trouble)
+    assert clone.run("test").returncode != 0
+    clone.unset(trouble)
+    clone.asked()
+    assert clone.run("demo").returncode == 0
+    assert clone.asked() == ["venv", "pip"]
+    assert "dev" not in clone.extras()
+
+
+def test_run_test_installs_again_after_the_command_alone_followed_a_changed_dependency(clone):
+    clone.run("test")
+    with (clone.root / "constraints.txt").open("a") as file:
+        file.write("# changed\n")
+    clone.run("demo")
+    clone.asked()
+    clone.run("test")
+    assert (clone.asked(), clone.extras()) == (["pip"], {"dev"})
 
 
 @pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt"])
@@ -276,6 +399,20 @@ def test_two_first_calls_at_once_install_once(clone):
     answers = [(started.communicate(timeout=30)[0], started.returncode) for started in both]
     assert answers == [(f"forkmerge|{clone.elsewhere}||demo\n", 0)] * 2
     assert clone.asked() == ["venv", "pip"]
+
+
+@pytest.mark.skipif(shutil.which("flock") is None, reason="without flock two first calls are not kept apart")
+def test_first_calls_of_both_levels_at_once_end_with_everything_installed(clone):
+    clone.set("pip-is-slow")
+    both = [clone.start("demo"), clone.start("test", "-k", "a")]
+    for started in both:
+        started.communicate(timeout=30)
+    assert [started.returncode for started in both] == [0, 0]
+    assert clone.asked() in (["venv", "pip"], ["venv", "pip", "pip"])  # whichever came first
+    assert clone.extras() == {"dev"}
+    for word in ("demo", "test"):
+        clone.run(word)
+    assert clone.asked() == []
 
 
 @pytest.mark.parametrize("version", ["2.7.18", "3.9.19"])
