@@ -149,8 +149,9 @@ class TestWords:
         assert Verdict([better, worse], 10, 2.0).decision == "no difference shown"
 
     def test_an_error_is_shown_as_an_error(self) -> None:
-        lines = Verdict([self.metric(-1, -0.07, -0.03)], 100, 3.5).lines
-        assert lines == [
+        verdict = Verdict([self.metric(-1, -0.07, -0.03)], 100, 3.5)
+        assert repr(verdict) == str(verdict) == "\n".join(verdict.lines), "a notebook shows what a terminal does"
+        assert verdict.lines == [
             "better than single-task training",
             "error 0.25 → 0.2 (−0.05 [−0.07, −0.03]); 95 % over 100 test examples",
             "one seed, at 3.5 times the steps of single-task training, its own included",

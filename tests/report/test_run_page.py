@@ -88,6 +88,7 @@ def test_errors_are_drawn_and_listed_as_errors_and_the_best_branch_is_the_lowest
         assert all(value is None or value >= 0 for line in panel.series for value in line.y)
         assert "never above its best branch" in figure.caption
         lines = {line.name: line.y for line in panel.series}
+        assert "The floor is training on the target alone" in figure.caption
         assert lines["floor"] == (0.5, 0.5, 0.5, 0.5)
         if "best branch" in lines:
             assert all(best < worst for best, worst in zip(lines["best branch"], lines["worst branch"], strict=True))

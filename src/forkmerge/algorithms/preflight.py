@@ -104,7 +104,8 @@ def check_metrics(problem: Problem, model: nn.Module, seed: int) -> None:
         if math.isnan(value):
             raise ProblemError(
                 f"metric {name!r} of the target {problem.target!r} is NaN before any training, so nothing could be "
-                "chosen by it: look for NaN in the validation data, or for examples without labels."
+                "chosen by it: look for NaN in the validation data, for examples without labels, or, where the metric "
+                "needs several classes as auc does, for examples of only one."
             )
 
 

@@ -65,7 +65,7 @@ class MetricVerdict(Record):
         return f"{self.name} {values} ({_signed(change)}{interval})"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Verdict(Record):
     """Whether a run did better than single-task training with the same labels, steps and seed.
 
@@ -90,7 +90,7 @@ class Verdict(Record):
         decided = {metric.decision for metric in self.metrics} - {"no difference shown"}
         return decided.pop() if len(decided) == 1 else "no difference shown"
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return "\n".join(self.lines)
 
     @property

@@ -139,13 +139,15 @@ def scores_over_rounds(rounds: Sequence[Round], remarks: Sequence[str] = ()) -> 
         best, worst = (shown(pick(row, default=None) for row in scores) for pick in (max, min))
         series = [merged, Series("best branch", steps, best)]
         series.append(Series("worst branch", steps, worst))
-    floor = shown(r.floor_score for r in rounds)
+    about_floor, floor = "", shown(r.floor_score for r in rounds)
     if any(value is not None for value in floor):
         series.append(Series("floor", steps, floor))
+        about_floor = " The floor is training on the target alone, which is never merged."
     caption = f"Validation {title} of the target at the end of each round."
     if len(branches) > 1:
         worse = "below" if sign > 0 else "above"
         caption += f" The merge is never {worse} its best branch where all candidates see the same examples."
+    caption += about_floor
     for remark in remarks:
         caption += f" {remark[0].upper()}{remark[1:]}"
     return Figure("scores", f"Validation {title}", caption, (Panel("", Axis("step"), Axis(title), tuple(series)),))
