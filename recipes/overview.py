@@ -14,6 +14,10 @@ from setting import Setting, percent
 
 from forkmerge.experiments.paired_statistics import Paired
 
+_LEGEND = (
+    "Change of the target's metrics with its 95 % interval over seeds, and seeds won–tied–lost. *tie*: the interval "
+    "includes 0. STL: single-task training."
+)
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 WIN, TIE, LOSS, UNSURE = "win", "tie", "loss", "one seed"
 _HEAD = (
@@ -119,7 +123,7 @@ def meaning(settings: Sequence[Setting]) -> list[str]:
 
 def block(settings: Sequence[Setting]) -> str:
     """Return what README.md shows between its two marks."""
-    return "\n".join([*table(settings), "", tally(settings)])
+    return "\n".join([*table(settings), "", f"{_LEGEND} {tally(settings)}"])
 
 
 def with_block(readme: str, settings: Sequence[Setting]) -> str:

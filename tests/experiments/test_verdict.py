@@ -154,7 +154,7 @@ class TestWords:
         assert verdict.lines == [
             "better than single-task training",
             "error 0.25 → 0.2 (−0.05 [−0.07, −0.03]); 95 % over 100 test examples",
-            "one seed, at 3.5 times the steps of single-task training, its own included",
+            "one seed, at 3.5 times the steps of single-task training, the reference's included",
         ]
 
 

@@ -99,6 +99,11 @@ class TestMeasure:
         with pytest.raises(fm.ProblemError, match=r"'per_class' must give one number, got a tensor of shape \(2,\)"):
             fm.measure(seeded(plain_net), evaluate({"per_class": lambda p, t: torch.zeros(2)}))
 
+    def test_text_that_reads_like_a_number_is_none(self) -> None:
+        metric = {"text": lambda predictions, targets: "0.5"}
+        with pytest.raises(fm.ProblemError, match=r"metric 'text' must give one number, got '0\.5'"):
+            fm.measure(seeded(plain_net), evaluate(metric))
+
 
 def test_a_data_set_is_not_an_evaluation() -> None:
     with pytest.raises(fm.ProblemError, match=r"measure needs an Evaluation, got TensorDataset: wrap the data set"):

@@ -100,7 +100,7 @@ class Verdict(Record):
         return [
             f"{self.decision} than single-task training" if self.decision != "no difference shown" else self.decision,
             f"{'; '.join(map(str, self.metrics))}; {level}",
-            f"one seed, at {self.times:.1f} times the steps of single-task training, its own included",
+            f"one seed, at {self.times:.1f} times the steps of single-task training, the reference's included",
             *([_SELECTED] if self.is_selected else []),
         ]
 

@@ -191,6 +191,8 @@ def device_of(model: nn.Module) -> torch.device:
 
 def _number(name: str, value: Any) -> float:
     try:
+        if isinstance(value, str | bytes):
+            raise TypeError  # text that reads like a number is none
         return float(value)
     except (TypeError, ValueError, RuntimeError):
         got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
