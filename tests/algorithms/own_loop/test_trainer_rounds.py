@@ -80,9 +80,11 @@ def test_a_learning_rate_that_nobody_would_apply_is_refused() -> None:
         fm.rounds(make_model(), branches, make_trainer, score, count=1, steps=1)
 
 
-def test_the_trainer_of_transformers_is_used_unmodified(tmp_path: Path) -> None:
+def test_the_trainer_of_transformers_is_used_unmodified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
+    # Without Hugging Face's data sets, `tests/datasets` is a module of their name, which transformers takes for them.
+    monkeypatch.setattr("transformers.trainer.is_datasets_available", lambda: False)
     config = BertConfig(vocab_size=20, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
     model = BertForSequenceClassification(config)
     generator = torch.Generator().manual_seed(0)
