@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -52,3 +53,10 @@ def test_a_run_that_is_not_finished_says_how_to_continue_it():
         "ForkMerge on 'tgt': interrupted at step 12 of 20 of the refit",
         "  it continues from the beginning: there is no undamaged checkpoint with: forkmerge resume 'a run'",
     ]
+
+
+def test_probes_of_an_error_are_shown_as_errors():
+    rounds = [replace(merge(1), score=-0.5, metrics={"absolute_error": 0.5})]
+    run = Run("ForkMerge", "tgt", 20, 0, -0.5, {"absolute_error": 0.5}, "last merge", rounds)
+    run.probes = {"a": -2.5}
+    assert "  probes      a 2.5" in printed(show_run, run)

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
 
-from forkmerge.algorithms.run_record import Round, Run, rounds_table
+from forkmerge.algorithms.run_record import Round, Run, rounds_table, shown_score
 from forkmerge.algorithms.saved_run import SavedRun
 from forkmerge.algorithms.table_data import show_bytes, show_metrics, show_number, show_seconds, word_table
 from forkmerge.cli.print_tables import show_table
@@ -36,7 +36,8 @@ def show_run(console: Console, run: Run) -> None:
     times = ", ".join(f"{name} {show_seconds(seconds)}" for name, seconds in run.seconds.items())
     for text in run.legend:
         say(console, f"  {text}", style="dim")
-    rest = {"probes": show_metrics(run.probes), "time": times}
+    sign = shown_score(run.searched)[1]  # an error is shown as one
+    rest = {"probes": show_metrics({name: sign * score for name, score in run.probes.items()}), "time": times}
     show_facts(console, {name: text for name, text in rest.items() if text})
     for note in (*run.notes, *run.remarks):
         say(console, f"  note: {note}", style="yellow")
