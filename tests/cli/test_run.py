@@ -391,7 +391,9 @@ def test_without_a_test_split_the_verdict_is_of_validation_examples_that_the_sea
     quick = ("run", "own_data:recipe", "--steps", "20", "--set", "algorithm.interval=10")
     shown = invoke(*quick, "--out", "a")
     assert "no test split: 40 of 200 validation examples are kept from the search" in shown.stderr
-    assert re.search(r"accuracy 0\.\d+ → 0\.\d+ \(.*\]\); 95 % over 40 test examples", shown.stdout)
+    assert re.search(
+        r"accuracy 0\.\d+ → 0\.\d+ \(.*\]\); 95 % over 40 validation examples that the search did not see", shown.stdout
+    )
     assert json.loads(Path("a/config.json").read_text())["source"]["settings"]["hold_out"] == 0.2
     all_of_them = invoke(*quick, "--no-reference", "--out", "b")
     assert "kept from the search" not in all_of_them.stderr
@@ -409,4 +411,7 @@ def test_few_validation_examples_are_all_searched_with_unless_somebody_says_othe
     assert "kept from the search" not in shown.stderr
     assert "cannot be said without a test split" in shown.stdout
     assert "--set hold_out=0.2" in shown.stdout
-    assert "95 % over 12 test examples" in invoke(*quick, "--out", "b", "--set", "hold_out=0.2").stdout
+    assert (
+        "95 % over 12 validation examples that the search did not see"
+        in invoke(*quick, "--out", "b", "--set", "hold_out=0.2").stdout
+    )

@@ -142,6 +142,10 @@ def _load(problem: str, overrides: Mapping[str, Any], reference: bool) -> Recipe
     return replace(recipe, source={**recipe.source, "settings": settings})
 
 
+def _holds_out(recipe: Recipe) -> bool:
+    return "hold_out" in recipe.source["settings"]
+
+
 def _free_folder(problem: str, recipe: Recipe) -> Path:
     name = f"{name_of(problem)}-{type(recipe.algorithm).__name__.lower()}-seed{recipe.options.get('seed', 0)}"
     folder, count = Path("runs") / name, 1
@@ -171,7 +175,7 @@ def _train(
             recipe = pretrained(recipe, show)
             finished = recipe.fit(folder=folder, resume=resume, on_event=show, progress=False, **options)
         measure_test(finished, recipe.problem, folder)
-        give_verdict(finished, recipe.problem, folder)
+        give_verdict(finished, recipe.problem, folder, is_held_out=_holds_out(recipe))
     if as_json:
         print_json({"folder": str(folder), **finished.to_json()})
         return
@@ -220,6 +224,6 @@ def _test_late(saved: SavedRun, trust: bool, as_json: bool) -> None:
             if recipe.problem.target in recipe.problem.evaluations("test"):
                 finished = recipe.fit(folder=saved.path, resume=True, progress=False)
                 measure_test(finished, recipe.problem, saved.path)
-                give_verdict(finished, recipe.problem, saved.path)
+                give_verdict(finished, recipe.problem, saved.path, is_held_out=_holds_out(recipe))
     except ForkMergeError as error:
         say(stderr(), f"warning: the test split could not be measured: {error}", style="yellow")

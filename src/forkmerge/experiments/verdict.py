@@ -76,6 +76,7 @@ class Verdict(Record):
         confidence: Level of the intervals.
         is_selected: Whether the model was chosen on validation among several merges, as that of single-task training
             was not.
+        is_held_out: Whether the examples are validation examples that the search did not see, for want of a test split.
     """
 
     metrics: list[MetricVerdict]
@@ -83,6 +84,13 @@ class Verdict(Record):
     times: float
     confidence: float = CONFIDENCE
     is_selected: bool = False
+    is_held_out: bool = False
+
+    @property
+    def looked_at(self) -> str:
+        """The examples in words."""
+        kind = "validation examples that the search did not see" if self.is_held_out else "test examples"
+        return f"{self.examples} {kind}"
 
     @property
     def decision(self) -> str:
@@ -96,7 +104,7 @@ class Verdict(Record):
     @property
     def lines(self) -> list[str]:
         """What to tell the user."""
-        level = f"{100 * self.confidence:.0f} % over {self.examples} test examples"
+        level = f"{100 * self.confidence:.0f} % over {self.looked_at}"
         return [
             f"{self.decision} than single-task training" if self.decision != "no difference shown" else self.decision,
             f"{'; '.join(map(str, self.metrics))}; {level}",
@@ -105,7 +113,9 @@ class Verdict(Record):
         ]
 
 
-def give_verdict(run: Run, problem: Problem, folder: str | os.PathLike[str] | None = None) -> Verdict | None:
+def give_verdict(
+    run: Run, problem: Problem, folder: str | os.PathLike[str] | None = None, *, is_held_out: bool = False
+) -> Verdict | None:
     """Compare a run's model with single-task training on the test split, into `run.verdict`.
 
     None where there is nothing to compare: no reference (`floor=True` trains it) or no test split. Validation examples
@@ -115,6 +125,7 @@ def give_verdict(run: Run, problem: Problem, folder: str | os.PathLike[str] | No
         run: What `fit` returned, with its model.
         problem: The problem it was given.
         folder: The run's folder, whose result then holds the verdict, too.
+        is_held_out: Whether the test split is validation examples that were kept from the search.
     """
     evaluation = problem.evaluations("test").get(problem.target)
     if run.verdict is not None:
@@ -125,7 +136,7 @@ def give_verdict(run: Run, problem: Problem, folder: str | os.PathLike[str] | No
     options = run.settings.get("algorithm", {})
     is_selected = options.get("select", "last") != "last" or options.get("checkpoint", "last") != "last"
     times = sum(run.trained_steps.values()) / run.steps
-    verdict = Verdict(changes, evaluation.size, times, is_selected=is_selected)
+    verdict = Verdict(changes, evaluation.size, times, is_selected=is_selected, is_held_out=is_held_out)
     run.verdict = verdict.to_json()
     if folder is not None:
         amend_result(Path(folder), verdict=run.verdict)
