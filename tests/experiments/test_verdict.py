@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import forkmerge as fm
@@ -156,6 +160,52 @@ class TestWords:
             "error 0.25 → 0.2 (−0.05 [−0.07, −0.03]); 95 % over 100 test examples",
             "one seed, at 3.5 times the steps of single-task training, the reference's included",
         ]
+
+    def test_several_metrics_say_that_their_intervals_hold_together(self) -> None:
+        two = [self.metric(-1, -0.07, -0.03), self.metric(1, -0.07, 0.03)]
+        both = Verdict(two, 100, 2.0, is_joint=True)
+        assert "95 % for both metrics together, over 100 test examples" in both.lines[1]
+        three = Verdict([*two, two[0]], 100, 2.0, is_joint=True)
+        assert "95 % for all 3 metrics together, over 100 test examples" in three.lines[1]
+        older = Verdict.from_json({key: value for key, value in three.to_json().items() if key != "is_joint"})
+        assert "95 % for each metric by itself, over 100 test examples" in older.lines[1]
+
+
+class Costs(nn.Module):
+    """A model that is nothing but the costs of all examples, a column per metric."""
+
+    def __init__(self, costs: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("costs", costs)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return self.get_buffer("costs")[rows]
+
+
+def column_of(predictions: Tensor, _: Tensor, *, column: int) -> Tensor:
+    return predictions[:, column]
+
+
+def is_decided(metrics: int, draw: torch.Generator, size: int = 60) -> bool:
+    """Whether two models whose costs are drawn alike get a verdict."""
+    ours, theirs = (Costs(torch.rand(size, metrics, generator=draw)) for _ in range(2))
+    named = {str(i): fm.MeanCost(partial(column_of, column=i), name=str(i)) for i in range(metrics)}
+    test = fm.Evaluation(TensorDataset(torch.arange(size)), named, lambda model, rows: (model(rows[0]), rows[0]), size)
+    run: Any = SimpleNamespace(model=ours, reference=theirs.state_dict(), verdict=None, seed=0, steps=1)
+    run.settings, run.trained_steps = {}, {"alone": 1}
+    problem: Any = SimpleNamespace(target="tgt", evaluations=lambda split: {"tgt": test})
+    verdict = give_verdict(run, problem)
+    assert verdict is not None
+    assert len(verdict.metrics) == metrics
+    return verdict.decision != "no difference shown"
+
+
+@pytest.mark.parametrize("metrics", [1, 5])
+def test_models_that_do_not_differ_get_a_verdict_in_at_most_5_percent_of_cases(metrics: int) -> None:
+    draw, cases = torch.Generator().manual_seed(metrics), 400
+    decided = sum(is_decided(metrics, draw) for _ in range(cases)) / cases
+    assert decided <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / cases)  # three standard errors of the simulation
+    assert decided > 0.01, "a rule that never decides would hold it, too"
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,9 @@ class Verdict(Record):
         examples: Examples of the test split.
         times: Steps of all branches, the reference's included, over those of single-task training.
         confidence: Level of the intervals.
+        is_joint: Whether the intervals of all metrics hold together at that level, as they do since 0.1, and not each
+            by itself: then models that do not differ get a verdict in 1 − confidence of cases, however many metrics
+            there are.
         is_selected: Whether the model was chosen on validation among several merges, as that of single-task training
             was not.
         is_held_out: Whether the examples are validation examples that the search did not see, for want of a test split.
@@ -85,12 +88,23 @@ class Verdict(Record):
     confidence: float = CONFIDENCE
     is_selected: bool = False
     is_held_out: bool = False
+    is_joint: bool = False
 
     @property
     def looked_at(self) -> str:
         """The examples in words."""
         kind = "validation examples that the search did not see" if self.is_held_out else "test examples"
         return f"{self.examples} {kind}"
+
+    @property
+    def level(self) -> str:
+        """The level of the intervals in words, and of how many metrics it is."""
+        share, count = f"{100 * self.confidence:.0f} %", len(self.metrics)
+        if count == 1:
+            return share
+        if not self.is_joint:
+            return f"{share} for each metric by itself,"
+        return f"{share} for {'both' if count == 2 else f'all {count}'} metrics together,"
 
     @property
     def decision(self) -> str:
@@ -104,10 +118,9 @@ class Verdict(Record):
     @property
     def lines(self) -> list[str]:
         """What to tell the user."""
-        level = f"{100 * self.confidence:.0f} % over {self.looked_at}"
         return [
             f"{self.decision} than single-task training" if self.decision != "no difference shown" else self.decision,
-            f"{'; '.join(map(str, self.metrics))}; {level}",
+            f"{'; '.join(map(str, self.metrics))}; {self.level} over {self.looked_at}",
             f"one seed, at {self.times:.1f} times the steps of single-task training, the reference's included",
             *([_SELECTED] if self.is_selected else []),
         ]
@@ -136,7 +149,8 @@ def give_verdict(
     options = run.settings.get("algorithm", {})
     is_selected = options.get("select", "last") != "last" or options.get("checkpoint", "last") != "last"
     times = sum(run.trained_steps.values()) / run.steps
-    verdict = Verdict(changes, evaluation.size, times, is_selected=is_selected, is_held_out=is_held_out)
+    told = {"is_selected": is_selected, "is_held_out": is_held_out, "is_joint": True}
+    verdict = Verdict(changes, evaluation.size, times, **told)
     run.verdict = verdict.to_json()
     if folder is not None:
         amend_result(Path(folder), verdict=run.verdict)
@@ -157,7 +171,7 @@ def _changes(model: nn.Module, reference: dict[str, Tensor], evaluation: Evaluat
     (values, costs), (single, single_costs) = both(lambda: read_metrics(model, evaluation, None, seed))
     if costs is not None and single_costs is not None:
         halves = [
-            _half_width(ours - theirs, counts)
+            _half_width(ours - theirs, counts, len(values))
             for ours, theirs, counts in zip(
                 costs.costs.unbind(1), single_costs.costs.unbind(1), costs.counts.unbind(1), strict=True
             )
@@ -172,14 +186,14 @@ def _changes(model: nn.Module, reference: dict[str, Tensor], evaluation: Evaluat
     return result
 
 
-def _half_width(differences: Tensor, counts: Tensor) -> float | None:
+def _half_width(differences: Tensor, counts: Tensor, metrics: int) -> float | None:
     """Return half the interval of Σ differences / Σ counts, a ratio of sums over examples, by its linear form."""
     size, total = len(differences), float(counts.sum())
     if size < 2 or not total > 0 or not bool(differences.isfinite().all()):
         return None
     residuals = differences - differences.sum() / total * counts
     error = math.sqrt(size / (size - 1) * float(residuals.square().sum())) / total
-    return _quantile(size) * error
+    return _quantile(size, metrics) * error
 
 
 def _of_groups(both: Any, model: nn.Module, evaluation: Evaluation, seed: int) -> list[float | None]:
@@ -191,16 +205,18 @@ def _of_groups(both: Any, model: nn.Module, evaluation: Evaluation, seed: int) -
     order = torch.randperm(size, generator=torch.Generator().manual_seed(derive(seed, "verdict"))).tolist()
     parts = [order[start::groups] for start in range(groups)]
     ours, theirs = both(lambda: [measure(model, evaluation, indices=part, seed=seed) for part in parts])
-    halves: list[float | None] = []
+    halves, wide = list[float | None](), _quantile(groups, len(evaluation.metrics))
     for name in evaluation.metrics:
         changes = [a[name] - b[name] for a, b in zip(ours, theirs, strict=True)]
         is_known = all(map(math.isfinite, changes))
-        halves.append(_quantile(groups) * stdev(changes) / math.sqrt(groups) if is_known else None)
+        halves.append(wide * stdev(changes) / math.sqrt(groups) if is_known else None)
     return halves
 
 
-def _quantile(count: int) -> float:
-    return t_quantile(0.5 + CONFIDENCE / 2, min(count - 1, 1000))  # beyond, it is the normal one to three digits
+def _quantile(count: int, metrics: int) -> float:
+    """Return the quantile of intervals that hold together for so many metrics (Bonferroni)."""
+    probability = 1 - (1 - CONFIDENCE) / (2 * metrics)
+    return t_quantile(probability, min(count - 1, 1000))  # beyond, it is the normal one to three digits
 
 
 def _signed(value: float | None) -> str:

@@ -75,7 +75,7 @@ def verdict_table(verdict: Verdict) -> Table:
         Column("this run"),
         Column("difference", signed=True, is_neutral=True),
     )
-    level = f"The difference with its {verdict.confidence:.0%} interval over {verdict.looked_at}, paired."
+    level = f"The difference with its interval, {verdict.level} over {verdict.looked_at}, paired."
     said = (f"{line[:1].upper()}{line[1:].removesuffix('.')}." for line in verdict.lines[2:])
     return Table("This run beside single-task training", columns, tuple(rows), (level, *said))
 
