@@ -110,8 +110,9 @@ class Setting:
 
     @property
     def others(self) -> list[str]:
-        """All methods that are neither."""
-        return [word for word in self.overall if word not in (*self.forms, *self.compute)]
+        """All methods that are neither, and that nobody would have to know the best auxiliary for."""
+        left_out = (*self.forms, *self.compute, *(word for word in self.overall if word.startswith("with:")))
+        return [word for word in self.overall if word not in left_out]
 
     @property
     def seeds(self) -> int:

@@ -149,6 +149,22 @@ def test_options_of_what_is_averaged_can_be_set():
     assert method.label == "JointThenAlone, average of 2[alone=0.3,bn=recompute]"
 
 
+def test_one_auxiliary_alone_and_weights_by_size_are_joint_training():
+    made = replace(recipe(), algorithm=fm.ForkMerge(interval=2, select="best"))
+    target, first, *others = made.problem.tasks
+    alone = compared_method_from(f"with:{first}")
+    assert (alone.word, alone.label) == (f"with:{first}", f"with {first}")
+    assert alone.algorithm(made, refit=False) == fm.Joint({target: 1.0, first: 1.0}, interval=2, select="best")
+    weights = compared_method_from("Proportional").algorithm(made, refit=False).task_weights
+    sizes = {task: stream.size for stream in made.problem.stream_map.values() for task in stream.tasks}
+    assert weights == {task: sizes[task] / sizes[target] for task in (target, first, *others)}
+
+
+def test_an_auxiliary_that_is_none_is_refused_by_name():
+    with pytest.raises(fm.ConfigError, match="with:nothing: unknown auxiliary 'nothing'"):
+        compared_method_from("with:nothing").algorithm(recipe(), refit=False)
+
+
 def test_merged_once_is_forkmerge_whose_round_is_the_run():
     for word, branches in (("forkmerge-once", "mixed"), ("forkmerge-aux-once", "per_auxiliary")):
         (plain, inside) = (

@@ -18,6 +18,7 @@ from forkmerge.experiments.recipe import Recipe
 from forkmerge.methods import METHODS, method_from
 from forkmerge.methods.option_syntax import show_options, split_options, split_words
 from forkmerge.methods.registry import FLAVOURS, TORCHJD, method_key, split_flavour
+from forkmerge.problem.definition import Problem
 
 BASELINE = "stl"
 PAPER = (
@@ -35,6 +36,7 @@ _OURS = ("grid", "posttrain", "forkmerge", "forkmerge-aux", "forkmerge-uniform")
 _RUNS = {
     "stl": ("STL", "single-task training, which everything is compared with"),
     "ew": ("EW", "all tasks, equal weights"),
+    "proportional": ("proportional", "all tasks, each weighed by how many examples it has"),
     "posttrain": ("PostTrain", "all tasks first, then the target alone"),
     "joint-then-alone": ("JointThenAlone", "all tasks in the first half, the target alone in the second, one schedule"),
     "grid": ("WeightGrid", "the best of a grid over fixed task weights"),
@@ -50,10 +52,11 @@ _RUNS = {
     "recipe": ("recipe", "the recipe's own algorithm"),
 }
 _REPEATED = {"stl": "single-task training", "posttrain": "Post-train", "joint-then-alone": "joint-then-alone"}
-ABOUT = {word: about for word, (_, about) in _RUNS.items()} | {
-    f"{word}-{how}:N": f"{name} N times, {what}"
-    for how, what in {"best": "the best on validation", "average": "the weights averaged"}.items()
-    for word, name in _REPEATED.items()
+ABOUT = {
+    **{word: about for word, (_, about) in _RUNS.items()},
+    "with:TASK": "the target and that auxiliary, equal weights",
+    **{f"{word}-best:N": f"{name} N times, the best on validation" for word, name in _REPEATED.items()},
+    **{f"{word}-average:N": f"{name} N times, the weights averaged" for word, name in _REPEATED.items()},
 }
 _BRANCHES: dict[str, Callable[[], Mixtures]] = {"forkmerge": Mixed, "forkmerge-aux": PerAuxiliary}
 _COUNTED = re.compile(rf"({'|'.join(_REPEATED)})-(best|average):([1-9]\d*)")
@@ -78,6 +81,7 @@ class ComparedMethod:
         base: The kind of whole run.
         method: How tasks are combined inside it, by name.
         count: The number of runs, where there are several.
+        auxiliary: The one auxiliary that it trains with, where it is about one.
         options: Options of its algorithm, its method or the optimizer (`lr`), as in `with_setting`.
         scripts: Whether it is run as in the authors' scripts, which return the best model on validation.
     """
@@ -87,6 +91,7 @@ class ComparedMethod:
     base: str
     method: str | None = None
     count: int = 1
+    auxiliary: str | None = None
     options: tuple[tuple[str, Any], ...] = ()
     scripts: bool = False
 
@@ -132,7 +137,20 @@ class ComparedMethod:
             inner = COMPARED_METHODS[word].algorithm(recipe, refit=refit)
             policy = {name: getattr(own, name) for name in ("bn", "bn_batches") if hasattr(own, name)}
             return BestOf(inner, self.count) if how == "best" else Averaged(inner, self.count, **policy)
-        return SingleTask(**common) if self.base == "stl" else Joint(method=self.method, **common)
+        if self.base == "stl":
+            return SingleTask(**common)
+        return Joint(self._task_weights(recipe.problem), self.method, **common)
+
+    def _task_weights(self, problem: Problem) -> dict[str, float] | None:
+        """Return the weights of all tasks; None for equal ones."""
+        if self.auxiliary is not None:
+            if self.auxiliary not in problem.auxiliaries:
+                raise ConfigError(f"{self.word}: " + unknown_name("auxiliary", self.auxiliary, problem.auxiliaries))
+            return {problem.target: 1.0, self.auxiliary: 1.0}
+        if self.base != "proportional":
+            return None
+        sizes = {task: sum(s.size for s in problem.stream_map.values() if task in s.tasks) for task in problem.tasks}
+        return {task: size / sizes[problem.target] for task, size in sizes.items()}
 
     def _forkmerge(self, recipe: Recipe, refit: bool) -> ForkMerge:
         mixtures = _BRANCHES[_branches_word(self.base)]()
@@ -215,6 +233,9 @@ def _without_flavour(word: str) -> ComparedMethod:
     if counted := _COUNTED.fullmatch(lower):
         what, how, count = counted[1], counted[2], int(counted[3])
         return ComparedMethod(lower, f"{_RUNS[what][0]}, {how} of {count}", f"{what}-{how}", count=count)
+    if lower.startswith("with:"):
+        name = word[len("with:") :]
+        return ComparedMethod(f"with:{name}", f"with {name}", "with", auxiliary=name)
     base, plus, method = word.partition("+")
     if plus:
         if base.lower() not in _WITH_METHOD:
@@ -236,6 +257,7 @@ def _method_name(text: str) -> str:
         words = [
             *COMPARED_METHODS,
             *(_word(name) for name in METHODS),
+            "with:TASK",
             "torchjd:NAME",
             "forkmerge+METHOD",
             "originals:WORD",

@@ -4,6 +4,7 @@ ResNets and transformers have no classifier of their own: `Classifier` puts head
 `MTAN` put DeepLab heads on a dilated ResNet.
 """
 
+from forkmerge.models._bytes import ByteLanguageModel
 from forkmerge.models._dense import ASPP, MTAN, DeepLabHead, DenseModel
 from forkmerge.models._efficientnet import EfficientNetLite, imagenet_weights
 from forkmerge.models._heads import Backbone, Classifier
@@ -18,6 +19,7 @@ __all__ = [
     "ESMM",
     "MTAN",
     "Backbone",
+    "ByteLanguageModel",
     "Classifier",
     "DeepLabHead",
     "DenseModel",

@@ -1,0 +1,1 @@
+"""Text: which corpora help a small language model."""
