@@ -180,23 +180,23 @@ def parts_of(languages: dict[str, Pages]) -> dict[str, str]:
     that no language of `AUXILIARIES` has are for training.
     """
     names = sorted({name for pages in languages.values() for name in pages})
-    places = {name: place for place, name in enumerate(names)}
+    indices = {name: index for index, name in enumerate(names)}
     leaders = list(range(len(names)))
     for pages in languages.values():
-        own = [places[name] for name in pages]
-        for place, leader in zip(own, DuplicateIndex(list(pages.values())).groups(), strict=True):
-            join_groups(leaders, place, own[leader])
-    group = {name: names[leader_of(leaders, place)] for name, place in places.items()}
+        own = [indices[name] for name in pages]
+        for index, leader in zip(own, DuplicateIndex(list(pages.values())).groups(), strict=True):
+            join_groups(leaders, index, own[leader])
+    group = {name: names[leader_of(leaders, index)] for name, index in indices.items()}
     held = {group[name] for target in AUXILIARIES for name in languages.get(target, {})}
     return {name: _part(leader) if leader in held else "training" for name, leader in group.items()}
 
 
 def _part(name: str) -> str:
-    place = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") / 2**64
+    number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") / 2**64
     for part, share in _PARTS.items():
-        if place < share:
+        if number < share:
             return part
-        place -= share
+        number -= share
     return "training"
 
 
