@@ -1,4 +1,4 @@
-"""What holds for the whole suite: one thread per process, and the same Hypothesis examples on every run."""
+"""What holds for the whole suite: one thread per process, the same Hypothesis examples, and no skips but listed ones."""
 
 from __future__ import annotations
 
@@ -7,6 +7,14 @@ from collections.abc import Iterator
 import pytest
 import torch
 from hypothesis import settings
+
+# Hooks of pytest, which looks for them here.
+from skips import (  # noqa: F401
+    pytest_collectreport,
+    pytest_runtest_logreport,
+    pytest_sessionfinish,
+    pytest_terminal_summary,
+)
 
 # Sums depend on the number of threads, and two pytest workers already use two cores.
 torch.set_num_threads(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import types
 
 import pytest
 import torch
@@ -94,3 +95,24 @@ def test_every_branch_has_its_own_scaler() -> None:
     assert same_bits(other.model, model), "a step with an infinite gradient is skipped"
     forked.merge(score)
     assert (one.scaler.get_scale(), other.scaler.get_scale()) == (8.0, 4.0)
+
+
+def test_a_forward_that_holds_the_model_itself_is_refused_for_its_copies_would_call_the_original() -> None:
+    """As trl's SFTTrainer leaves it: branches would be trained, and the original scored in their place."""
+    model = seeded(plain_net)
+    plain = model.body.forward
+    model.body.forward = types.MethodType(lambda self, inputs: plain(inputs), model.body)
+    with pytest.raises(fm.ProblemError, match=r"body\.forward was replaced .*`del model\.body\.forward`"):
+        fm.fork(model, sgd(model), BRANCHES)
+    assert len(fm.fork(model, sgd(model), BRANCHES, in_place=True)) == len(BRANCHES)  # which copies nothing
+    del model.body.forward
+    assert len(fm.fork(model, sgd(model), BRANCHES)) == len(BRANCHES)
+
+
+def test_a_forward_whose_copies_are_their_own_may_be_replaced() -> None:
+    model = seeded(plain_net)
+    model.body.forward = types.MethodType(lambda self, inputs: -type(self).forward(self, inputs), model.body)
+    expected = model(INPUTS)
+    for branch in fm.fork(model, sgd(model), BRANCHES):
+        torch.nn.init.zeros_(branch.model.body[0].weight)
+        assert not torch.equal(branch.model(INPUTS), expected)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Iterator, Sequence
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from forkmerge.engine.training.learning_rates import ScaledSteps
 from forkmerge.engine.training.model_binding import ModelBinding
 from forkmerge.engine.training.options import Mixture
 from forkmerge.engine.training.state import Layout, State, check_same_parameters
+from forkmerge.errors import ProblemError
 
 
 class CopiedModels(BranchModels):
@@ -74,6 +76,7 @@ def copy_training(
     """Copy a model with everything that refers to its parameters; frozen parameters are shared, not copied."""
     memo: dict[int, Any] = {id(p): p for p in model.parameters() if not p.requires_grad}
     module = copy.deepcopy(model, memo)
+    _check_forwards(module, model)
     own_optimizer = copy.deepcopy(optimizer, memo)
     for name, value in vars(optimizer).items():
         # torch's own copy keeps only defaults, state and groups; some optimizers (LBFGS) hold more.
@@ -96,3 +99,35 @@ def _let_schedulers_see_steps(optimizer: Optimizer) -> None:
 
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
     optimizer.step = step  # type: ignore[method-assign]
+
+
+def _check_forwards(copied: nn.Module, original: nn.Module) -> None:
+    """Refuse a `forward` that was replaced by a function with the original in it: its copy would call the original."""
+    modules = {id(module) for module in original.modules()}
+    for name, module in copied.named_modules():
+        if "forward" in vars(module) and _holds(vars(module)["forward"], modules):
+            path = f"model.{name}.forward" if name else "model.forward"
+            raise ProblemError(
+                f"{path} was replaced by a function that holds the model itself, as trl's trainers and others do: a copy "
+                f"of the model would call the original, and be scored by its weights. Put the method of its class back "
+                f"with `del {path}`, or fork a model that no trainer has had."
+            )
+
+
+def _holds(value: Any, modules: set[int]) -> bool:
+    """Say whether a function leads to one of these modules; copying a function does not copy what it closes over."""
+    waiting, seen = [value], set()
+    while waiting:
+        each = waiting.pop()
+        if id(each) in modules:
+            return True
+        if id(each) in seen:  # a function may close over itself
+            continue
+        seen.add(id(each))
+        if isinstance(each, MethodType):
+            waiting += [each.__self__, each.__func__]
+        elif isinstance(each, functools.partial):
+            waiting += [each.func, *each.args, *each.keywords.values()]
+        elif isinstance(each, FunctionType):
+            waiting += [cell.cell_contents for cell in each.__closure__ or ()]
+    return False
