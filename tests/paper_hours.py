@@ -86,7 +86,7 @@ def written(page: str) -> str:
         hours = float(match[3]) * 1e6 * STEPS[match[2]]() / RATE / 3600
         return match[1] + f" {float(f'{hours:.2g}'):,.0f} |".replace(",", " ")
 
-    pattern = r"^(\| .*recipes/paper/(\w+)\.toml`.*\| ([\d.]+) M \|)[^|\n]*\|"
+    pattern = r"^(\| .*recipes/paper/(\w+)\.toml.*\| ([\d.]+) M \|)[^|\n]*\|"
     return re.sub(pattern, row, page, flags=re.M)
 
 

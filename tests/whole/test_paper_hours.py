@@ -7,6 +7,10 @@ import re
 import pytest
 
 import paper_hours
+from forkmerge.analysis.advice import ProbeSettings
+from forkmerge.analysis.diagnosis.budget import PieceTimes, plan_budget
+from forkmerge.analysis.transfer import WEIGHTS
+from forkmerge.datasets.domainnet import BATCH, COUNTS
 
 
 def test_the_page_has_the_hours_that_are_computed() -> None:
@@ -17,6 +21,20 @@ def test_the_page_has_the_hours_that_are_computed() -> None:
 def test_every_recipe_with_steps_has_hours() -> None:
     named = re.findall(r"recipes/paper/(\w+)\.toml`.*\| [\d.]+ M \|", paper_hours.PAGE.read_text("utf-8"))
     assert sorted(named) == sorted(paper_hours.STEPS)
+
+
+@pytest.mark.parametrize(("hours", "has_all"), [(20, False), (27, True), (None, True)])
+def test_the_budget_of_figures_2_and_3_buys_all_weights_of_the_paper(hours: int | None, has_all: bool) -> None:
+    """Of both targets, with what validation takes; hours that are None are those of the page's command."""
+    page = paper_hours.PAGE.read_text("utf-8")
+    (typed,) = re.findall(r"domainnet_analysis\.toml --target painting --budget (\d+)h`", page)
+    step = paper_hours.domains("resnet-18") / paper_hours.RATE
+    for target in ("painting", "quickdraw"):
+        validation = 1000 * COUNTS[target][1] / BATCH * step / 3
+        costs = PieceTimes(step, {"others": step}, fixed=4 * validation, loading=0.0)
+        budget = 3600 * (int(typed) if hours is None else hours)
+        plan = plan_budget(costs, ProbeSettings(1250, 1250), full_steps=25_000, budget=budget, workers=1)
+        assert (plan.weights == WEIGHTS) == has_all
 
 
 @pytest.mark.parametrize(("network", "forward"), [("resnet-18", 1.82e9), ("resnet-101", 7.8e9), ("vit-base", 17.5e9)])

@@ -25,7 +25,7 @@ from forkmerge.algorithms.branches.round_sizes import branch_count, count_steps
 from forkmerge.analysis.conflict import measure_similarity
 from forkmerge.analysis.transfer_runs import SeededSource, TransferRun, do_transfer_run
 from forkmerge.cli.commands import app
-from forkmerge.datasets import aliexpress, domainnet, nyuv2
+from forkmerge.datasets import aliexpress, dense, domainnet, nyuv2
 from forkmerge.datasets._classify import ClassificationLosses, SmallConvNet
 from forkmerge.experiments.compared_methods import PAPER, with_setting
 from forkmerge.experiments.comparison import plan_comparison, settings_of
@@ -223,11 +223,10 @@ class TestRecipe:
             return
         text = " ".join(line.removeprefix("# ") for line in FILES[name].read_text("utf-8").splitlines())
         has_scripts = any(word.startswith("authors_scripts:") for word in FACTS[name].methods or ())
-        baselines = set(FACTS[name].methods or ()) & {*PAPER[2:-1], "rlw", "gradvac"}
         if has_scripts:
             assert "Baselines: authors_scripts" in text
-            assert not baselines
-        elif baselines:
+            assert not set(FACTS[name].methods or ()) & {*PAPER[2:-1], "rlw", "gradvac"}
+        else:
             assert re.search(r"Baselines: originals|originals as in", text)
 
     def test_missing_data_is_one_sentence_that_says_where_to_get_it(
@@ -240,6 +239,19 @@ class TestRecipe:
         assert said.startswith("error: ")
         assert "not found. Get it from" in said
         assert "FORKMERGE_DATA" in said
+
+
+@pytest.mark.parametrize("name", [name for name in FACTS if name.startswith("nyuv2")])
+def test_images_of_nyuv2_are_left_as_they_are_and_divided_as_a_file_says(name: str, data: Path) -> None:
+    """The authors' scripts do not augment, and read which images train and validate from a file."""
+    (data / "data_split.json").write_text(json.dumps({"train": [0, 4, 5, 7], "val": [1, 2]}), "utf-8")
+    settings = changes(name, data)
+    settings["arguments"]["split"] = "data_split.json"
+    problem = load_recipe(FILES[name], settings).problem
+    (stream,) = problem.stream_map.values()
+    assert stream.losses == dense.SceneLosses(augmented=False)
+    validation = problem.validation["segmentation"].dataset
+    assert (stream.dataset.indices, validation.indices) == ([0, 4, 5, 7], [1, 2])
 
 
 def test_missing_weights_are_named(data: Path, tmp_path: Path) -> None:
@@ -422,6 +434,22 @@ class TestPage:
     def test_it_says_how_many_steps_a_recipe_trains(self, name: str, data: Path) -> None:
         (shown,) = set(re.findall(rf"^\|.*recipes/paper/{name}\.toml`.*\| ([\d.]+) M \|", self.PAGE, re.M))
         assert float(shown) == pytest.approx(total_steps(name, data) / 1e6, rel=0.01)
+
+    @pytest.mark.parametrize(("number", "method", "times"), [(5, None, 15), (12, "grid", 1)])
+    def test_it_says_how_many_steps_a_figure_trains(
+        self, number: int, method: str | None, times: int, data: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """All methods of 15 pairs; the grid alone, whose single-task training is that of Table 1."""
+        monkeypatch.chdir(ROOT)
+        (row,) = re.findall(rf"^\| Figure {number},.*", self.PAGE, re.M)
+        _, _, *words = shlex.split(re.findall(r"`(forkmerge compare [^`]+)`", row)[0])
+        (name,) = re.findall(r"recipes/paper/(\w+)\.toml", words[0])
+        options = [word for word in command(name, data)[2:] if not word.startswith("--set=arguments.domains")]
+        result = CliRunner().invoke(app, ["compare", *words, *options, "--dry-run"])
+        assert result.exit_code == 0, result.output
+        rows = json.loads(result.stdout)["methods"]
+        steps = times * sum(row["steps"] for row in rows if method in (None, row["method"]))
+        assert float(re.findall(r"\| ([\d.]+) M \|", row)[0]) == pytest.approx(steps / 1e6, rel=0.01)
 
 
 def total_steps(name: str, data: Path) -> int:
