@@ -1,4 +1,4 @@
-"""What holds for the whole suite: one thread per process, the same Hypothesis examples, and no skips but listed ones."""
+"""What holds for the whole suite: one thread per process, the same Hypothesis examples, no skips but listed ones."""
 
 from __future__ import annotations
 

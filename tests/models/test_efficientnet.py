@@ -49,3 +49,27 @@ def test_weights_of_another_network_are_refused(encoder: EfficientNetLite) -> No
     del weights["layers.18.weight"], weights["layers.3.project.0.weight"]
     with pytest.raises(fm.ProblemError, match=r"missing layers\.3\.project\.0\.weight"):
         load_published(EfficientNetLite(), weights)
+
+
+def test_strides_beyond_the_output_stride_become_dilations(encoder: EfficientNetLite) -> None:
+    dense = EfficientNetLite(last_layer=11, output_stride=8, pool=False).eval()
+    load_published(dense, imagenet_weights())
+    images = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        coarse, fine = encoder.below(12)(images), dense(images)
+    assert (coarse.shape, fine.shape) == ((1, 112, 4, 4), (1, 112, 8, 8))
+    assert dense.channels == 112
+    # What a strided network computes is every second pixel of the dilated one, but for the padding at the edges,
+    # which lies elsewhere: "same" is one pixel more at the far side where there is a stride.
+    wide = torch.randn(1, 3, 256, 256, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        strided = encoder.below(9)(wide)[0, :, 4:-4, 4:-4]
+        dilated = EfficientNetLite(last_layer=8, output_stride=8, pool=False).eval()
+        load_published(dilated, imagenet_weights())
+        phases = [dilated(wide)[0, :, i::2, j::2][:, 4:-4, 4:-4] for i in (0, 1) for j in (0, 1)]
+    assert min((strided - phase).abs().max() for phase in phases) < 1e-4
+
+
+def test_a_last_layer_before_the_first_is_refused() -> None:
+    with pytest.raises(fm.ProblemError, match="last_layer must be from 6 to 17, got 5"):
+        EfficientNetLite(6, last_layer=5)

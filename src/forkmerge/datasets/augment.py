@@ -169,5 +169,11 @@ def scale_crop_flip(
 
 
 def _mirrored(scene: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    image, label, depth, normal = (part.flip(-1) for part in scene)
-    return image, label, depth, torch.cat([-normal[:, :1], normal[:, 1:]], 1)
+    image, *targets = scene
+    return image.flip(-1), *mirrored_targets(*targets)
+
+
+def mirrored_targets(labels: Tensor, depths: Tensor, normals: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what is known about the pixels of mirrored scenes: the normals' first component changes its sign."""
+    label, depth, normal = (part.flip(-1) for part in (labels, depths, normals))
+    return label, depth, torch.cat([-normal[:, :1], normal[:, 1:]], 1)

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 from torch.nn import functional
 from torch.utils.data import Dataset
 
@@ -68,14 +68,17 @@ class PredictMap:
     Args:
         task: The task.
         position: Where its target stands in the batch.
+        features: Whether images come as features of theirs and of their mirror images, [n, 2, channels, h, w].
     """
 
     task: str
     position: int
+    features: bool = False
 
     def __call__(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
         """Return the task's map and target."""
-        return outputs(model, batch[0], [self.task])[self.task], batch[self.position]
+        inputs = batch[0][:, 0].float() if self.features else batch[0]
+        return outputs(model, inputs, [self.task])[self.task], batch[self.position]
 
 
 @dataclass(frozen=True)
@@ -83,20 +86,41 @@ class SceneLosses:
     """Cross-entropy, L1 and cosine losses of scenes with all three targets.
 
     Args:
-        augmented: Whether scenes are scaled, cropped and mirrored at random.
+        augmented: Whether scenes are scaled, cropped and mirrored at random; features are only mirrored.
+        features: Whether images come as features of theirs and of their mirror images, [n, 2, channels, h, w].
     """
 
     augmented: bool
+    features: bool = False
 
     def __call__(self, model: nn.Module, batch: Any, tasks: Sequence[str], context: Context) -> dict[str, Tensor]:
         """Return the losses of the tasks asked for."""
-        scenes = augment.scale_crop_flip(batch, context.generator) if self.augmented else batch
+        scenes = batch
+        if self.features:
+            scenes = _draw_view(batch, context.generator if self.augmented else None)
+        elif self.augmented:
+            scenes = augment.scale_crop_flip(batch, context.generator)
         targets = dict(zip(TASKS, scenes[1:], strict=True))
         maps = outputs(model, scenes[0], tasks, context)
         return {task: LOSSES[task](maps[task], targets[task]) for task in tasks}
 
 
-def scene_evaluations(dataset: Dataset[Any], classes: int, batch_size: int) -> dict[str, Evaluation]:
+def _draw_view(batch: Sequence[Tensor], generator: Generator | None) -> tuple[Tensor, ...]:
+    """Return scenes as features, half of them mirrored with everything known about their pixels."""
+    views, *targets = batch
+    if generator is None:
+        return views[:, 0].float(), *targets
+    is_mirrored = torch.randint(2, (len(views),), generator=generator).to(views.device)
+    drawn = views[torch.arange(len(views), device=views.device), is_mirrored].float()
+    mirrored = augment.mirrored_targets(*targets)
+    pairs = zip(targets, mirrored, strict=True)
+    chosen = is_mirrored.bool()
+    return drawn, *(torch.where(chosen.view(-1, *[1] * (one.ndim - 1)), other, one) for one, other in pairs)
+
+
+def scene_evaluations(
+    dataset: Dataset[Any], classes: int, batch_size: int, *, features: bool = False
+) -> dict[str, Evaluation]:
     """Return the evaluations of all three tasks by the paper's metrics."""
     metrics = {
         "segmentation": segmentation_metrics(classes),
@@ -104,7 +128,7 @@ def scene_evaluations(dataset: Dataset[Any], classes: int, batch_size: int) -> d
         "normal": normal_metrics(),
     }
     return {
-        task: Evaluation(dataset, metrics[task], predict=PredictMap(task, position), batch_size=batch_size)
+        task: Evaluation(dataset, metrics[task], predict=PredictMap(task, position, features), batch_size=batch_size)
         for position, task in enumerate(TASKS, 1)
     }
 

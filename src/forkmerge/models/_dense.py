@@ -89,6 +89,7 @@ class DenseModel(nn.Module):
         outputs: Channels of every task.
         rates: Dilations of the heads' pyramids.
         width: Channels inside the heads.
+        scale: How many times the input's size the maps have; more than 1 where the input is a map of features.
         **pyramid: Other options of `ASPP`.
     """
 
@@ -98,24 +99,28 @@ class DenseModel(nn.Module):
         outputs: Mapping[str, int],
         rates: Sequence[int] = (12, 24, 36),
         width: int = 256,
+        *,
+        scale: int = 1,
         **pyramid: Any,
     ) -> None:
         super().__init__()
-        self.encoder = encoder
+        self.encoder, self.scale = encoder, scale
         inputs = cast(int, encoder.channels)
         self.heads = nn.ModuleDict(
             {task: DeepLabHead(inputs, channels, rates, width, **pyramid) for task, channels in outputs.items()}
         )
 
     def forward(self, x: Tensor, tasks: Sequence[str] | None = None) -> dict[str, Tensor]:
-        """Return the maps of the tasks asked for, of the input's size."""
+        """Return the maps of the tasks asked for, of the input's size times `scale`."""
         return self.from_features(self.encoder(x), (x.shape[2], x.shape[3]), tasks)
 
     def from_features(
         self, features: Tensor, size: tuple[int, int], tasks: Sequence[str] | None = None
     ) -> dict[str, Tensor]:
-        """Return the maps of the tasks asked for, of the given size, from the shared map."""
-        return {task: self.heads[task](features, size) for task in tasks or self.heads}
+        """Return the maps of the tasks asked for, from the shared map and the size of the input."""
+        height, width = size
+        whole = (height * self.scale, width * self.scale)
+        return {task: self.heads[task](features, whole) for task in tasks or self.heads}
 
 
 class MTAN(nn.Module):

@@ -32,7 +32,7 @@ class SamePadded(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the map."""
-        kernel, stride = self.kernel_size[0], self.stride[0]
+        kernel, stride = (self.kernel_size[0] - 1) * self.dilation[0] + 1, self.stride[0]
         sides: list[int] = []
         for size in (x.shape[3], x.shape[2]):
             padding = max((-(-size // stride) - 1) * stride + kernel - size, 0)
@@ -49,13 +49,14 @@ class InvertedResidual(nn.Module):
         kernel: Side of the filters.
         stride: Of the filters.
         expansion: How many times as many channels are filtered.
+        dilation: Of the filters.
     """
 
-    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, expansion: int) -> None:
+    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, expansion: int, dilation: int = 1) -> None:
         super().__init__()
         inner = inputs * expansion
         self.expand = _convolution(inputs, inner, 1) if expansion > 1 else nn.Identity()
-        self.filter = _convolution(inner, inner, kernel, stride, groups=inner)
+        self.filter = _convolution(inner, inner, kernel, stride, groups=inner, dilation=dilation)
         self.project = _convolution(inner, outputs, 1, active=False)
         self.has_skip = stride == 1 and inputs == outputs
 
@@ -72,40 +73,61 @@ class EfficientNetLite(nn.Module):
         first_layer: Where it starts: 0 with images, k with what `below(k)` of a whole network returns, so that features
             of the layers below can be computed once and only those above are held and trained. Layers are the stem,
             sixteen blocks, and a last convolution: 18.
+        last_layer: Where it ends; None takes all.
+        output_stride: Pixels of the image per pixel of the last map, at most: strides beyond it become dilations, which
+            keep what filters of the trained weights see, for dense prediction.
+        pool: Whether the last map is averaged to a vector; without it, the map is returned.
 
     Attributes:
         channels: Features that come out.
-        layers_below: Prefixes of the weights it does without.
+        layers_below: Prefixes of the weights it does without, those of layers above the last one included.
 
     References:
         Tan and Le, EfficientNet: Rethinking Model Scaling for Convolutional Neural Networks, ICML 2019. The Lite form
         has ReLU6 and no squeeze-and-excite.
     """
 
-    channels = _HEAD
-
-    def __init__(self, first_layer: int = 0) -> None:
+    def __init__(
+        self, first_layer: int = 0, *, last_layer: int | None = None, output_stride: int = 32, pool: bool = True
+    ) -> None:
         super().__init__()
-        layers: list[nn.Module] = [_convolution(3, _STEM, 3, 2)]
-        inputs = _STEM
-        for count, kernel, stride, expansion, outputs in _STAGES:
-            for index in range(count):
-                layers.append(InvertedResidual(inputs, outputs, kernel, stride if index == 0 else 1, expansion))
-                inputs = outputs
-        layers.append(_convolution(inputs, _HEAD, 1))
+        layers, channels = _layers(output_stride)
+        last = len(layers) - 1 if last_layer is None else last_layer
         if not 0 <= first_layer < len(layers):
             raise ProblemError(f"first_layer must be at least 0 and below {len(layers)}, got {first_layer}.")
-        names = map(str, range(first_layer, len(layers)))  # those of the whole network
-        self.layers = nn.Sequential(OrderedDict(zip(names, layers[first_layer:], strict=True)))
-        self.layers_below = tuple(f"layers.{index}." for index in range(first_layer))
+        if not first_layer <= last < len(layers):
+            raise ProblemError(f"last_layer must be from {first_layer} to {len(layers) - 1}, got {last_layer}.")
+        self.channels, self.pool = channels[last], pool
+        names = map(str, range(first_layer, last + 1))  # those of the whole network
+        self.layers = nn.Sequential(OrderedDict(zip(names, layers[first_layer : last + 1], strict=True)))
+        left = (index for index in range(len(layers)) if not first_layer <= index <= last)
+        self.layers_below = tuple(f"layers.{index}." for index in left)
 
     def below(self, layer: int) -> nn.Sequential:
         """Return the layers before one, to compute what a network with `first_layer=layer` takes."""
         return nn.Sequential(*list(self.layers)[:layer])
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return features [n, 1280]."""
-        return torch.flatten(self.layers(x).mean((2, 3)), 1)
+        """Return features [n, channels], or their map [n, channels, h, w]."""
+        features: Tensor = self.layers(x)
+        return torch.flatten(features.mean((2, 3)), 1) if self.pool else features
+
+
+def _layers(output_stride: int) -> tuple[list[nn.Module], list[int]]:
+    """Return all layers, and the channels that come out of each."""
+    layers: list[nn.Module] = [_convolution(3, _STEM, 3, 2)]
+    channels, reached, dilation = [_STEM], 2, 1
+    for count, kernel, stride, expansion, outputs in _STAGES:
+        for index in range(count):
+            step = stride if index == 0 else 1
+            before = dilation  # the layer that would have had the stride still sees its neighbours
+            if step > 1 and reached * step > output_stride:
+                step, dilation = 1, dilation * step
+            reached *= step
+            layers.append(InvertedResidual(channels[-1], outputs, kernel, step, expansion, before))
+            channels.append(outputs)
+    layers.append(_convolution(channels[-1], _HEAD, 1))
+    return layers, [*channels, _HEAD]
 
 
 def imagenet_weights() -> Path:
@@ -118,8 +140,15 @@ def imagenet_weights() -> Path:
 
 
 def _convolution(
-    inputs: int, outputs: int, kernel: int, stride: int = 1, *, groups: int = 1, active: bool = True
+    inputs: int,
+    outputs: int,
+    kernel: int,
+    stride: int = 1,
+    *,
+    groups: int = 1,
+    dilation: int = 1,
+    active: bool = True,
 ) -> nn.Sequential:
     norm = nn.BatchNorm2d(outputs, _EPSILON, _MOMENTUM)
-    layers = [SamePadded(inputs, outputs, kernel, stride, groups=groups, bias=False), norm]
+    layers = [SamePadded(inputs, outputs, kernel, stride, groups=groups, dilation=dilation, bias=False), norm]
     return nn.Sequential(*layers, *([nn.ReLU6()] if active else []))

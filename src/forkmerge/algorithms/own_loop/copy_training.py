@@ -108,9 +108,9 @@ def _check_forwards(copied: nn.Module, original: nn.Module) -> None:
         if "forward" in vars(module) and _holds(vars(module)["forward"], modules):
             path = f"model.{name}.forward" if name else "model.forward"
             raise ProblemError(
-                f"{path} was replaced by a function that holds the model itself, as trl's trainers and others do: a copy "
-                f"of the model would call the original, and be scored by its weights. Put the method of its class back "
-                f"with `del {path}`, or fork a model that no trainer has had."
+                f"{path} was replaced by a function that holds the model itself, as trl's trainers and others do: a "
+                f"copy of the model would call the original, and be scored by its weights. Put the method of its class "
+                f"back with `del {path}`, or fork a model that no trainer has had."
             )
 
 
