@@ -27,7 +27,7 @@ from forkmerge.analysis.transfer_runs import SeededSource, TransferRun, do_trans
 from forkmerge.cli.commands import app
 from forkmerge.datasets import aliexpress, dense, domainnet, nyuv2
 from forkmerge.datasets._classify import ClassificationLosses, SmallConvNet
-from forkmerge.experiments.compared_methods import PAPER, with_setting
+from forkmerge.experiments.compared_methods import PAPER, compared_method_from, with_setting
 from forkmerge.experiments.comparison import plan_comparison, settings_of
 from forkmerge.experiments.cost_of_run import estimate_run
 from forkmerge.experiments.recipe import load_recipe, seeded_recipe
@@ -314,6 +314,14 @@ def test_forkmerge_with_the_branches_of_the_scripts_is_what_a_recipe_says(name: 
     targets, seeds, tuned = (1, 3, 0) if name == "nyuv2" else (6, 3, 3)
     branches = 2 * 790 + 3 * 15_800 if name == "nyuv2" else 5 * 2_500 + 3 * 50_000
     assert json.loads(result.stdout)["methods"][-1]["steps"] == targets * (seeds + tuned) * branches
+
+
+def test_the_scripts_forkmerge_of_table_2_has_its_two_branches(data: Path) -> None:
+    word = "authors_scripts:forkmerge[select=last]"
+    assert word in FILES["domainnet"].read_text("utf-8")
+    recipe = load_recipe(FILES["domainnet"], changes("domainnet", data))
+    expected = fm.ForkMerge.authors_scripts(mixtures="mixed", interval=12_500, select="last")
+    assert compared_method_from(word).algorithm(recipe, refit=False) == expected
 
 
 def test_methods_of_domainnet_read_48_images_in_a_step(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
