@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from forkmerge.engine.training.optimizers import OptimizerOf, SchedulerOf
     from forkmerge.engine.training.options import Mixture, Training
     from forkmerge.errors import ConfigError, ForkMergeError, ProblemError, ResourceError, RunFailed, StoreError
+    from forkmerge.experiments.mix import mix
     from forkmerge.experiments.recipe import Recipe, load_recipe
     from forkmerge.experiments.verdict import give_verdict
     from forkmerge.problem.auc import auc
@@ -52,6 +53,7 @@ _PUBLIC = {
     "engine.training.optimizers": ("OptimizerOf", "SchedulerOf"),
     "engine.training.options": ("Mixture", "Training"),
     "errors": ("ConfigError", "ForkMergeError", "ProblemError", "ResourceError", "RunFailed", "StoreError"),
+    "experiments.mix": ("mix",),
     "experiments.recipe": ("Recipe", "load_recipe"),
     "experiments.verdict": ("give_verdict",),
     "problem.auc": ("auc",),
@@ -113,6 +115,7 @@ __all__ = [
     "merge_auxiliaries",
     "merge_files",
     "merge_states",
+    "mix",
     "model_loss",
     "nll",
     "pareto_front",

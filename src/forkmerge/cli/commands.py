@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import signal
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,12 +11,20 @@ import typer
 from typer.core import TyperGroup
 
 from forkmerge._version import __version__
-from forkmerge.cli.options import BranchWorkers, Json, ProblemArgument, RunArgument, settings_option
+from forkmerge.cli.mix import mix
+from forkmerge.cli.options import (
+    WORDS,
+    BranchWorkers,
+    Json,
+    ProblemArgument,
+    RunArgument,
+    settings_option,
+    typed_words,
+)
 from forkmerge.cli.terminal import say, stderr
 from forkmerge.cli.weights import export, merge
 from forkmerge.errors import ForkMergeError, ResourceError, command, shows_all_frames, user_traceback
 
-_WORDS = "forkmerge.words"  # what was typed, in the context that all commands share
 _TRY_AGAIN = 75  # EX_TEMPFAIL of sysexits.h: nothing is wrong with what was asked for, but the machine has run out
 
 
@@ -26,7 +33,7 @@ class _Commands(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Keep what was typed, for whoever has to say how to go on."""
-        ctx.meta[_WORDS] = tuple(args)
+        ctx.meta[WORDS] = tuple(args)
         rest: list[str] = super().parse_args(ctx, args)
         return rest
 
@@ -45,7 +52,7 @@ class _Commands(TyperGroup):
             if own is None:
                 raise  # ours, or all of it was asked for
             say(stderr(), own.rstrip())
-            words = command(f"--debug {_typed(ctx)}")
+            words = command(f"--debug {typed_words(ctx)}")
             say(stderr(), f"error: in code that is not forkmerge's; all frames: {words}", style="red")
             raise typer.Exit(1) from None
 
@@ -58,11 +65,6 @@ app = typer.Typer(
     rich_markup_mode=None,  # which would take [compare] in a help text for markup, and shows a type for every flag
     pretty_exceptions_enable=False,
 )
-
-
-def _typed(ctx: typer.Context) -> str:
-    """Return the words behind `forkmerge`, for a shell."""
-    return shlex.join(ctx.meta[_WORDS])
 
 
 def _print_version(is_wanted: bool) -> None:
@@ -95,7 +97,7 @@ def demo(
     """Compare ForkMerge with other training, on real data, offline."""
     from forkmerge.cli.demo import run_demo
 
-    raise typer.Exit(run_demo(seeds=seeds, workers=workers, out=out, as_json=as_json, typed=_typed(ctx)))
+    raise typer.Exit(run_demo(seeds=seeds, workers=workers, out=out, as_json=as_json, typed=typed_words(ctx)))
 
 
 @app.command()
@@ -134,7 +136,9 @@ def run(
     if dry_run:
         show_run_cost(problem, overrides, reference=reference, workers=workers, as_json=as_json)
     else:
-        start_run(problem, overrides, reference=reference, out=out, workers=workers, as_json=as_json, typed=_typed(ctx))
+        start_run(
+            problem, overrides, reference=reference, out=out, workers=workers, as_json=as_json, typed=typed_words(ctx)
+        )
 
 
 @app.command()
@@ -170,6 +174,7 @@ def show(run: RunArgument, as_json: Json = False) -> None:
 
 app.command()(export)
 app.command()(merge)
+app.command()(mix)
 
 
 @app.command()
@@ -256,7 +261,7 @@ def compare(
 
     changes = ("methods", "targets", "seeds", "tune", "tune_seeds", "equal_labels", "equal_compute", "settings")
     options = {name: ctx.params[name] for name in changes if ctx.params[name] not in (None, [], ())}
-    asked = CompareCommand(problem, options, workers, out, records, as_json, _typed(ctx), others or ())
+    asked = CompareCommand(problem, options, workers, out, records, as_json, typed_words(ctx), others or ())
     if Path(problem).is_dir() or problem.endswith(".json"):
         asked.show_earlier()
     elif dry_run:
@@ -307,7 +312,9 @@ def diagnose(
     from forkmerge.cli.diagnose import diagnose_problem
 
     overrides = overrides_from({"target": target}, settings or [])
-    diagnose_problem(problem, overrides, budget=budget, out=out, workers=workers, as_json=as_json, typed=_typed(ctx))
+    diagnose_problem(
+        problem, overrides, budget=budget, out=out, workers=workers, as_json=as_json, typed=typed_words(ctx)
+    )
 
 
 @app.command()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+WORDS = "forkmerge.words"
+"""What was typed, in the context that all commands share."""
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
 ProblemArgument = Annotated[str, typer.Argument(metavar="PROBLEM", help="A recipe: PROBLEM.toml or module:function.")]
@@ -16,3 +20,8 @@ BranchWorkers = Annotated[int | None, typer.Option(min=1, metavar="N", help="Pro
 def settings_option(example: str) -> Any:
     """Return the option --set, with an example of its use."""
     return typer.Option("--set", metavar="KEY=VALUE", help=f"Any key of a recipe file, e.g. {example}.")
+
+
+def typed_words(ctx: typer.Context) -> str:
+    """Return the words behind `forkmerge`, for a shell."""
+    return shlex.join(ctx.meta[WORDS])

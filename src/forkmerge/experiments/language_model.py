@@ -1,0 +1,174 @@
+"""Language models of transformers from a local folder: the model, whole or with adapters, and its tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from forkmerge.errors import ProblemError, check_packages
+from forkmerge.problem.text.windows import BEGIN, byte_windows, token_windows
+
+_TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "spiece.model", "vocab.txt")
+_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+_BYTE_TOKENS = BEGIN + 1
+
+
+@dataclass(frozen=True)
+class LanguageModel:
+    """Makes a model of transformers, and cuts text into windows of its tokens; nothing is downloaded.
+
+    Args:
+        path: A folder with config.json, or such a file; weights beside it are loaded, without any the first ones are
+            random. Without a tokenizer tokens are bytes.
+        full: Train all weights; otherwise LoRA adapters of all linear layers, on frozen weights.
+        rank: Of the adapters.
+    """
+
+    path: str
+    full: bool = False
+    rank: int = 8
+
+    def __post_init__(self) -> None:
+        packages = {"transformers": "transformers"} if self.full else {"transformers": "transformers", "peft": "peft"}
+        check_packages("forkmerge mix", "hf" if self.full else "hf,lora", packages)
+        if not self._config_file.is_file():
+            raise ProblemError(f"--model {self.path}: there is no {self._config_file.name}: give a local folder.")
+        if not self.full and not self.has_weights:
+            raise ProblemError(f"--model {self.path} has no weights to put adapters on: train all of it, with --full.")
+
+    @property
+    def folder(self) -> Path:
+        """Where config, weights and tokenizer are."""
+        return Path(self.path) if Path(self.path).is_dir() else Path(self.path).parent
+
+    @property
+    def _config_file(self) -> Path:
+        return Path(self.path) / "config.json" if Path(self.path).is_dir() else Path(self.path)
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether there are any to begin with."""
+        return Path(self.path).is_dir() and any(any(self.folder.glob(pattern)) for pattern in _WEIGHTS)
+
+    @property
+    def config(self) -> Any:
+        """The model's configuration."""
+        from transformers import AutoConfig
+
+        try:
+            settings = json.loads(self._config_file.read_text("utf-8"))
+            return AutoConfig.for_model(**settings)
+        except (OSError, ValueError, TypeError) as error:
+            raise ProblemError(
+                f"cannot read {self._config_file} as a configuration of transformers: {error}."
+            ) from None
+
+    @property
+    def is_encoder(self) -> bool:
+        """Whether it predicts masked tokens rather than next ones."""
+        from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING
+
+        config = self.config
+        names = getattr(config, "architectures", None) or [""]
+        is_causal = getattr(config, "is_decoder", False) or any("CausalLM" in n or "LMHead" in n for n in names)
+        return type(config) in MODEL_FOR_MASKED_LM_MAPPING and not is_causal
+
+    def __call__(self) -> nn.Module:
+        """Return the model."""
+        from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
+
+        kind: Any = AutoModelForMaskedLM if self.is_encoder else AutoModelForCausalLM
+        with _without_progress_bars():
+            if self.has_weights:
+                model = kind.from_pretrained(self.folder, local_files_only=True)
+            else:
+                model = kind.from_config(self.config)
+        if self.full:
+            trained: nn.Module = model
+            return trained
+        from peft import LoraConfig, get_peft_model
+
+        options = LoraConfig(r=self.rank, lora_alpha=2 * self.rank, target_modules="all-linear")
+        adapted: nn.Module = get_peft_model(model, options)
+        return adapted
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer that lies beside the model; None where there is none, and tokens are bytes."""
+        if not any((self.folder / name).is_file() for name in _TOKENIZERS):
+            return None
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(self.folder, local_files_only=True)
+        if not tokenizer.is_fast:
+            raise ProblemError(
+                f"the tokenizer in {self.folder} does not say which text its tokens stand for: give a fast one."
+            )
+        return tokenizer
+
+    def windows(self, texts: Sequence[str], length: int) -> TensorDataset:
+        """Return texts as windows of the model's tokens."""
+        tokenizer = self.tokenizer
+        if tokenizer is None:
+            self._check_bytes()
+            return byte_windows(texts, length)
+        tokens, sizes = [], []
+        for text in texts:
+            encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+            tokens.append(np.array(encoded["input_ids"], np.int64))
+            sizes.append(_bytes_of(text, [end for _, end in encoded["offset_mapping"]]))
+        marks = (tokenizer.bos_token_id, tokenizer.cls_token_id, tokenizer.eos_token_id, 0)
+        return token_windows(tokens, sizes, length, next(mark for mark in marks if mark is not None))
+
+    @property
+    def mask_token(self) -> int:
+        """The token of a masked place."""
+        tokenizer = self.tokenizer
+        mask = _BYTE_TOKENS if tokenizer is None else tokenizer.mask_token_id
+        if mask is None:
+            raise ProblemError(f"the tokenizer in {self.folder} has no mask token, which an encoder learns by.")
+        return int(mask)
+
+    def window_length(self, length: int) -> int:
+        """Return that many tokens, or as many as the model has positions."""
+        return min(length, int(getattr(self.config, "max_position_embeddings", length)))
+
+    def _check_bytes(self) -> None:
+        needed = _BYTE_TOKENS + self.is_encoder
+        if self.config.vocab_size < needed:
+            raise ProblemError(
+                f"{self.folder} has no tokenizer, and the model knows {self.config.vocab_size} tokens, which is less "
+                f"than the {needed} of bytes: put its tokenizer beside it."
+            )
+
+
+@contextmanager
+def _without_progress_bars() -> Iterator[None]:
+    """Keep transformers from drawing bars: a model is made for every run of a comparison."""
+    from transformers.utils import logging as untyped
+
+    logging: Any = untyped
+    is_shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if is_shown:
+            logging.enable_progress_bar()
+
+
+def _bytes_of(text: str, ends: Sequence[int]) -> Any:
+    """Return how many bytes of a text every token stands for, from where in the text each ends; in sum, all."""
+    sizes = np.array([len(character.encode("utf-8", "surrogatepass")) for character in text], np.int64)
+    positions = np.concatenate([[0], sizes.cumsum()])
+    ends_so_far = np.maximum.accumulate(np.array([0, *ends]))
+    ends_so_far[-1] = len(text)  # what a tokenizer leaves out at the end is the last token's
+    return np.diff(positions[ends_so_far])

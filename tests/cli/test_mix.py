@@ -1,0 +1,50 @@
+"""`forkmerge mix`: from corpora on disk to a model and a table, or to what that would cost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from command_line import error_of, invoke
+from text_corpora import write_causal, write_lines
+
+SMALL = ("--model", "model", "--steps", 2, "--length", 16, "--batch-size", 2)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    write_lines(tmp_path / "target.jsonl", "da", 12)
+    write_lines(tmp_path / "near.jsonl", "nb", 12)
+    write_lines(tmp_path / "far.jsonl", "ru", 6, first=50)
+    write_causal(tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_it_ends_with_scores_relevance_the_mixture_and_the_model(folder: Path) -> None:
+    words = ("mix", "target.jsonl", "--with", "near.jsonl", *SMALL, "--id", "page", "--no-baselines", "--workers", 1)
+    result = invoke(*words)
+    for text in ("bits per byte on test text", "target only", "relevance (λ)", "the mixture over time", "round"):
+        assert text in result.stdout
+    assert "runs/mix-target/export/model" in result.stdout.replace("\n", "")
+    assert (folder / "runs/mix-target/export/model/model.safetensors").is_file()
+    assert "with the same id" in result.stderr
+    assert "left out" in result.stderr
+    again = json.loads(invoke(*words, "--json").stdout)
+    assert again["scores"].keys() == {"mixture", "target only"}
+    assert invoke("report", "runs/mix-target").exit_code == 0
+
+
+def test_a_dry_run_says_the_cost_and_trains_nothing(folder: Path) -> None:
+    result = invoke("mix", "target.jsonl", "--with", "near.jsonl", "far.jsonl", *SMALL, "--dry-run")
+    for label in ("STL", "EW", "with near", "with far", "ForkMerge-aux"):
+        assert label in result.stdout
+    assert not (folder / "runs").exists()
+
+
+def test_the_target_comes_first(folder: Path) -> None:
+    text = error_of("mix", "--with", "near.jsonl", "far.jsonl", "target.jsonl", *SMALL)
+    assert text.startswith("the target comes first: write ")
+    assert "one other corpus" in error_of("mix", "target.jsonl", *SMALL)

@@ -1,0 +1,102 @@
+"""Mixing ends with a model that transformers loads, and with what every corpus was worth."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+import forkmerge as fm
+from forkmerge.experiments.mix import MixtureResult, mix, plan_mix, read_mix
+from forkmerge.experiments.run_results import read_run_results
+from text_corpora import write_causal, write_lines
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("mix")
+    write_lines(path / "target.jsonl", "da", 16)
+    write_lines(path / "near.jsonl", "da", 16, first=50)
+    write_lines(path / "far.jsonl", "ru", 8, first=100)
+    write_causal(path / "model")
+    return path
+
+
+OPTIONS = {"steps": 4, "interval": 2, "length": 16, "batch_size": 2, "lr": 0.02}
+
+
+@pytest.fixture(scope="module")
+def result(folder: Path) -> MixtureResult:
+    corpora = [folder / f"{name}.jsonl" for name in ("target", "near", "far")]
+    return mix(corpora[0], corpora[1:], folder / "model", out=folder / "out", seeds=2, **OPTIONS)
+
+
+def test_everything_is_compared_at_equal_steps(result: MixtureResult) -> None:
+    assert set(result.scores) == {"mixture", "target only", "equal weights", "with near", "with far"}
+    assert all(set(scores) == {0, 1} for scores in result.scores.values())
+    assert result.steps == {**dict.fromkeys(result.scores, 4), "mixture": 12}
+    assert (result.metric, result.split) == ("bits_per_byte", "test")
+    ours, theirs = result.scores["mixture"], result.scores["target only"]
+    assert result.gains["target only"].mean == pytest.approx(sum(theirs[s] - ours[s] for s in (0, 1)) / 2)
+
+
+def test_the_best_single_corpus_is_chosen_on_validation(result: MixtureResult) -> None:
+    runs = [run for run in read_run_results(result.folder) if run.method.startswith("with:")]
+    means = {
+        name: sum(r.validation["bits_per_byte"] for r in runs if r.method == f"with:{name}") for name in ("near", "far")
+    }
+    assert result.best_single == min(means, key=means.__getitem__)
+
+
+def test_the_mixture_over_time_sums_to_one_and_relevance_is_its_mean(result: MixtureResult) -> None:
+    assert len(result.mixture) == 2
+    for shares in result.mixture:
+        assert list(shares) == ["target", "near", "far"]
+        assert sum(shares.values()) == pytest.approx(1)
+    for name in ("near", "far"):
+        mean, low, high = result.relevance[name]
+        assert mean == pytest.approx(sum(2 * shares[name] for shares in result.mixture) / 2)
+        assert low is None or low <= mean <= high
+
+
+def test_the_model_is_what_was_measured_with_its_adapters_merged(result: MixtureResult, folder: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(result.model)
+    assert not any("lora" in name for name, _ in model.named_parameters())
+    plan = plan_mix(folder / "target.jsonl", [folder / "near.jsonl", folder / "far.jsonl"], folder / "model", **OPTIONS)
+    measured = fm.measure(model, plan.recipe.problem.test["target"])["bits_per_byte"]
+    assert measured == pytest.approx(result.scores[result.model_is][0], rel=1e-4)
+
+
+def test_the_target_only_is_what_is_kept_where_it_validates_better(
+    result: MixtureResult, folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    worse = [
+        replace(run, validation={"bits_per_byte": 99.0}) if run.method.startswith("forkmerge") else run
+        for run in read_run_results(result.folder)
+    ]
+    monkeypatch.setattr("forkmerge.experiments.mix.read_run_results", lambda path: worse)
+    assert read_mix(result.folder).model_is == "target only"
+
+
+def test_a_folder_goes_on_from_anywhere(result: MixtureResult, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    before = {path: os.stat(path).st_mtime_ns for path in result.folder.rglob("result.json")}
+    words = ("target.jsonl", ["near.jsonl", "far.jsonl"], "model")
+    again = mix(*words, out="out", seeds=2, **OPTIONS)
+    assert again.scores == result.scores
+    assert before == {path: os.stat(path).st_mtime_ns for path in result.folder.rglob("result.json")}
+    with pytest.raises(fm.StoreError, match="compares with other settings"):
+        mix(*words, out="out", **{**OPTIONS, "steps": 8})
+
+
+def test_without_baselines_only_the_target_alone_is_trained_beside_it(folder: Path) -> None:
+    plan = plan_mix(folder / "target.jsonl", [folder / "near.jsonl"], folder / "model", baselines=False, **OPTIONS)
+    assert {method.word.partition("[")[0] for method in plan.methods} == {"stl", "forkmerge-aux"}
+
+
+def test_a_folder_without_results_says_so(tmp_path: Path) -> None:
+    with pytest.raises(fm.StoreError, match="no mixture yet"):
+        read_mix(tmp_path)

@@ -1,0 +1,84 @@
+"""The recipe of a text mixture: a target that is divided, and other corpora without what gives its test away."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import forkmerge as fm
+from forkmerge.experiments.text_mixture import read_corpora, recipe
+from text_corpora import text_of, write_causal, write_encoder, write_lines
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_lines(tmp_path / "target.jsonl", "da", 20)
+    write_lines(tmp_path / "near.jsonl", "nb", 25)
+    write_lines(tmp_path / "far.jsonl", "ru", 8, first=100)
+    return tmp_path
+
+
+def paths(folder: Path) -> tuple[str, list[str]]:
+    return str(folder / "target.jsonl"), [str(folder / "near.jsonl"), str(folder / "far.jsonl")]
+
+
+def test_translations_of_held_out_documents_are_left_out_or_reported(folder: Path) -> None:
+    texts = read_corpora(*paths(folder), id_key="page")
+    held = len(texts.validation) + len(texts.test)
+    assert len(texts.training["target"]) + held == 20
+    assert len(texts.training["near"]) == 25 - held
+    assert len(texts.training["far"]) == 8
+    assert [len(each.all) for each in texts.contamination] == [0, held, 0]
+    kept = read_corpora(*paths(folder), id_key="page", contamination="report")
+    assert len(kept.training["near"]) == 25
+    assert [len(each.all) for each in kept.contamination] == [0, held, 0]
+    assert len(read_corpora(*paths(folder)).training["near"]) == 25
+
+
+def test_text_to_test_on_can_be_given_and_is_then_not_trained_on(folder: Path) -> None:
+    entries = (folder / "target.jsonl").read_text().splitlines()
+    (folder / "test.jsonl").write_text("\n".join(entries[:3]))
+    texts = read_corpora(*paths(folder), test=str(folder / "test.jsonl"))
+    assert texts.test == [json.loads(entry)["text"] for entry in entries[:3]]
+    assert not set(texts.test) & set(texts.training["target"])
+
+
+def test_the_recipe_forks_one_branch_per_corpus_and_trains(folder: Path) -> None:
+    target, others = paths(folder)
+    made = recipe(target, others, str(write_causal(folder / "model")), steps=2, interval=1, length=16, batch_size=2)
+    assert made.problem.tasks == ("target", "near", "far")
+    assert made.problem.weights == "sampling"
+    run = made.fit(progress=False)
+    assert 7 < run.metrics["bits_per_byte"] < 9
+    assert all(set(each.branches) == {"alone", "near", "far"} for each in run.rounds)
+
+
+def test_an_encoder_learns_masked_tokens_and_can_be_refitted(folder: Path) -> None:
+    target, others = paths(folder)
+    made = recipe(target, others[:1], str(write_encoder(folder / "model")), steps=2, interval=1, length=16, full=True)
+    assert 7 < made.fit(progress=False).metrics["bits_per_token"] < 9
+    joined = made.problem.with_validation_labels()
+    sizes = [problem.stream_map["target"].size for problem in (made.problem, joined)]
+    assert sizes[1] - sizes[0] == made.problem.target_validation.size
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["target.jsonl"], "a target and at least one other corpus"),
+        (["target.jsonl", "target.jsonl"], "names of their own"),
+        (["target.jsonl", "nothing.jsonl"], "there is no file or folder"),
+        (["target.jsonl", "a,b=near.jsonl"], "a corpus cannot be named 'a,b': write name=path"),
+        (["one.txt", "near.jsonl"], "too few documents"),
+        (["target.jsonl", "copies.jsonl"], "every document of copies"),
+    ],
+)
+def test_what_cannot_be_mixed_is_refused(folder: Path, monkeypatch, words: list[str], message: str) -> None:
+    monkeypatch.chdir(folder)
+    (folder / "one.txt").write_text(text_of("da", "one"))
+    held = read_corpora("target.jsonl", ["near.jsonl"]).test
+    (folder / "copies.jsonl").write_text("\n".join(json.dumps(text) for text in held))
+    with pytest.raises(fm.ProblemError, match=message):
+        read_corpora(words[0], words[1:])
