@@ -136,6 +136,12 @@ def check_count(name: str, value: object, *, error: type[ForkMergeError] = Probl
     return value
 
 
+def check_flag(name: str, value: object) -> None:
+    """Refuse by name what is neither True nor False; text would count as true, whatever it says."""
+    if not isinstance(value, bool):
+        raise ProblemError(f"{name} must be True or False, got {value!r}.")
+
+
 def is_number(value: object) -> TypeGuard[float]:
     """Whether a value is a finite number; True and False are not numbers here."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import forkmerge as fm
+from forkmerge.algorithms.export import export_run
 from forkmerge.algorithms.saved_run import list_saved_runs, read_saved_run
 from forkmerge.problem.example_order import batch_indices
 from problems import TASKS, diverging_problem, evaluation, examples, fit, shared_losses
@@ -74,6 +75,25 @@ def test_a_bad_example_is_named_with_its_stream() -> None:
         fit(fm.ForkMerge(interval=4), problem_with(shared_losses, TensorDataset(inputs, labels)))
 
 
+def test_streams_that_the_faulty_branch_does_not_read_are_not_blamed() -> None:
+    inputs, labels = examples(16, 1)
+
+    def diverging(model: nn.Module, batch: Any, tasks: Sequence[str], context: fm.Context) -> Any:
+        losses = shared_losses(model, batch, tasks, context)
+        return {task: loss * (torch.nan if context.step >= 1 else 1.0) for task, loss in losses.items()}
+
+    def masked(model: nn.Module, batch: Any, tasks: Sequence[str], context: fm.Context) -> Any:
+        return shared_losses(model, [batch[0].nan_to_num(), batch[1]], tasks, context)
+
+    missing = TensorDataset(torch.full_like(inputs, torch.nan), labels)
+    streams = {
+        "missing": fm.Stream(missing, masked, ["aux"], 8),
+        "all": fm.Stream(TensorDataset(inputs, labels), diverging, ["tgt"], 8),
+    }
+    with pytest.raises(fm.RunFailed, match=r"branch 'alone': .* from step 1 on. The data of that step are finite"):
+        fit(fm.ForkMerge(interval=4), fm.Problem("tgt", streams, evaluation()))
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_folder_says_that_it_failed_and_a_resume_says_it_again(tmp_path: Path, workers: int) -> None:
     options: dict[str, Any] = {"folder": tmp_path / "run", "workers": workers}
@@ -82,6 +102,8 @@ def test_the_folder_says_that_it_failed_and_a_resume_says_it_again(tmp_path: Pat
     saved = read_saved_run(tmp_path / "run")
     assert (saved.status, saved.reason, saved.run) == ("failed", str(first.value), None)
     assert [row["status"] for row in list_saved_runs(tmp_path)] == ["failed"]
+    with pytest.raises(fm.StoreError, match=r"run has failed and has no model: nothing was learned"):
+        export_run(tmp_path / "run", tmp_path / "out")
     with pytest.raises(fm.RunFailed) as second:
         fit(fm.ForkMerge(interval=4), diverging_problem(1, "tgt"), resume=True, **options)
     assert str(second.value) == str(first.value)

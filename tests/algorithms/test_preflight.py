@@ -161,6 +161,15 @@ class TestMetrics:
         refused("the reference lacks a value: unknown metric 'b'", fm.ForkMerge(reference={"a": 1.0}), problem)
 
 
+@pytest.mark.parametrize("algorithm", [fm.Joint(), fm.PostTrain()])
+def test_a_data_set_in_the_place_of_a_problem(refused: Refuse, algorithm: Any) -> None:
+    refused(
+        "fit needs a Problem, got TensorDataset: say what to learn with fm.Problem",
+        algorithm,
+        TensorDataset(*examples(8, 1)),
+    )
+
+
 def test_validation_examples_the_stream_cannot_read(refused: Refuse) -> None:
     inputs, labels = examples(24, 2)
     validation = fm.Evaluation(TensorDataset(inputs, labels[:, 0]), fm.accuracy)

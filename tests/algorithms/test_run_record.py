@@ -179,6 +179,10 @@ def test_what_a_run_reached_is_said_once_for_terminals_and_notebooks():
         "  round 1   step 10      score 0.25  a 1.00, b 0.00",
         "  note: odd",
     ]
+    assert replace(run, final="refit").facts["validation"] == "accuracy 0.5, before the refit"
+    assert "test" not in replace(run, verdict={"is_held_out": True}).facts
+    assert replace(run, verdict={"is_held_out": True}).facts["held out"] == "accuracy 0.25"
+    assert replace(run, score=None).facts["validation"] == "accuracy 0.5", "of the last round that had a sound branch"
     page = run._repr_html_()
     assert run.display().facts == run.facts
     cells = re.findall(r"<t[dh][^>]*>([^<]*)<", page)

@@ -39,6 +39,9 @@ def test_the_default_search_follows_the_number_of_branches() -> None:
         ({"auxiliary_scale": 0}, "auxiliary_scale must be positive and finite, got 0"),
         ({"auxiliary_scale": math.nan}, "auxiliary_scale must be positive and finite, got nan"),
         ({"auxiliary_scale": "3"}, "auxiliary_scale must be positive and finite, got '3'"),
+        ({"refit": "perhaps"}, "refit must be True or False, got 'perhaps'"),
+        ({"floor": 1}, "floor must be True or False, got 1"),
+        ({"keep_branches": None}, "keep_branches must be True or False, got None"),
         ({"search": "gird"}, r"unknown search 'gird'\. Did you mean 'grid'"),
         ({"search": 3}, "search must be a search, its name or"),
     ],
@@ -52,3 +55,4 @@ def test_impossible_options_of_the_algorithm(options: dict[str, Any], message: s
 def test_options_of_the_other_algorithms_are_checked_too(algorithm: Any, refused: Refuse) -> None:
     refused("select must be one of last, best, got 'first'", algorithm(select="first"))
     refused("interval must be a positive integer, got -1", algorithm(interval=-1))
+    refused("refit must be True or False, got 'yes'", algorithm(refit="yes"))

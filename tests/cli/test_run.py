@@ -54,7 +54,9 @@ def test_a_new_user_gets_from_nothing_to_an_exported_model(tmp_path: Path, monke
     plain = invoke(*quick, "--no-reference").stdout
     assert "relevance" in plain
     assert "verdict" not in plain
-    assert "whether it helped was not measured" in plain
+    assert "whether it helped was not measured: without --no-reference it is" in plain
+    unasked = invoke(*quick, "--set", "algorithm.floor=false").stdout
+    assert "whether it helped was not measured: with --set algorithm.floor=true it is" in unasked
     assert invoke("export", folder, "out").stdout.split() == [
         "out/README.md",
         "out/card.json",
@@ -373,6 +375,20 @@ def test_show_report_export_and_compare_of_records_run_no_code_of_a_recipe(cut: 
     assert "tiny" not in sys.modules
 
 
+def test_a_reference_that_diverges_is_no_verdict_and_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "own_data", raising=False)
+    invoke("new", "own_data.py")
+    path = tmp_path / "own_data.py"
+    loss = "cross_entropy(model(inputs, task), labels)"
+    late = f'{loss} * (float("nan") if context.step >= 15 else 1.0)'
+    path.write_text(path.read_text().replace(loss, late))
+    shown = invoke("run", "own_data:recipe", "--steps", "20", "--set", "algorithm.interval=10").stdout
+    assert "whether it helped cannot be said: single-task training, to compare with, ended in numbers" in shown
+    assert "validation  accuracy" in shown, "that of the merge which is returned"
+
+
 def without_test_split(folder: Path, examples: int) -> None:
     """Write the example of a new user without its test split, and with that many validation examples."""
     invoke("new", "own_data.py")
@@ -394,6 +410,8 @@ def test_without_a_test_split_the_verdict_is_of_validation_examples_that_the_sea
     assert re.search(
         r"accuracy 0\.\d+ → 0\.\d+ \(.*\]\); 95 % over 40 validation examples that the search did not see", shown.stdout
     )
+    assert re.search(r"held out +accuracy 0\.\d+", shown.stdout)
+    assert not re.search(r"^ +test ", shown.stdout, re.MULTILINE), "there is no test split"
     assert json.loads(Path("a/config.json").read_text())["source"]["settings"]["hold_out"] == 0.2
     all_of_them = invoke(*quick, "--no-reference", "--out", "b")
     assert "kept from the search" not in all_of_them.stderr

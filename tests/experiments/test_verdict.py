@@ -147,10 +147,16 @@ class TestWords:
     def test_a_metric_decides_in_its_own_direction(self, direction: int, low: Any, high: Any, decision: str) -> None:
         assert self.metric(direction, low, high).decision == decision
 
-    def test_metrics_that_disagree_decide_nothing(self) -> None:
+    def test_metrics_that_disagree_are_both_named(self) -> None:
         better, worse, open_ = self.metric(1, 0.1, 0.2), self.metric(-1, 0.1, 0.2), self.metric(1, -0.1, 0.2)
         assert Verdict([better, open_], 10, 2.0).decision == "better"
-        assert Verdict([better, worse], 10, 2.0).decision == "no difference shown"
+        mixed = Verdict([replace(better, name="accuracy"), worse, open_], 10, 2.0)
+        assert mixed.decision == "mixed"
+        assert mixed.lines[0] == "better in accuracy and worse in error than single-task training"
+
+    def test_models_that_are_one_differ_by_nothing(self) -> None:
+        same = MetricVerdict("error", -1, 0.25, 0.25, 0.0, 0.0)
+        assert str(same) == "error 0.25 → 0.25 (0 [0, 0])"
 
     def test_an_error_is_shown_as_an_error(self) -> None:
         verdict = Verdict([self.metric(-1, -0.07, -0.03)], 100, 3.5)

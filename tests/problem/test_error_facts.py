@@ -67,7 +67,9 @@ def test_a_data_set_that_cannot_read_an_example() -> None:
 
 def test_a_data_set_of_an_evaluation_that_cannot_read_an_example() -> None:
     validation = fm.Evaluation(Pairs(bad=3), fm.accuracy, predict_target)
-    assert "in the data set of an evaluation, example 3" in facts(OSError, shared_problem(validation=validation))
+    told = facts(OSError, shared_problem(validation=validation))
+    assert "in the data set of an evaluation, example 3" in told
+    assert "validating 'tgt', before training" in told
 
 
 def test_examples_that_do_not_make_a_batch() -> None:

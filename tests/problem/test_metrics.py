@@ -87,9 +87,24 @@ class TestRefusals:
             fm.MeanCost(cost, name="wide")(LOGITS, torch.tensor([0, 1, 2]))
 
     def test_a_target_that_is_no_class_is_an_error_like_any(self) -> None:
-        targets = torch.tensor([0, -100, 3])
+        targets = torch.tensor([0, -1, 3])
         assert fm.accuracy(LOGITS, targets) == 1 / 3
         assert fm.accuracy.rows(LOGITS, targets)[1:, 2].tolist() == [1 + 1, 1 + 1]
+
+    def test_a_target_that_is_missing_does_not_count(self) -> None:
+        targets = torch.tensor([0, -100, 1])
+        assert fm.accuracy(LOGITS, targets) == fm.accuracy(LOGITS[[0, 2]], targets[[0, 2]]) == 1 / 2
+        assert fm.accuracy.rows(LOGITS, targets)[1].tolist() == [0, 0, 0]
+        assert fm.accuracy(torch.tensor([-1.0, 1.0, 1.0]), torch.tensor([0, 0, -100])) == 1 / 2
+        assert fm.accuracy(LOGITS, torch.tensor([0, 156, 2]).byte()) == 2 / 3, "156 is -100 in a byte, and not missing"
+        assert math.isnan(fm.accuracy(LOGITS, torch.full((3,), -100)))
+
+    @pytest.mark.parametrize("metric", [fm.accuracy, fm.nll])
+    @pytest.mark.parametrize("odd", [0.5, math.nan])
+    def test_targets_between_classes_are_refused(self, metric: fm.MeanCost, odd: float) -> None:
+        with pytest.raises(fm.ProblemError, match=r"needs targets that are classes, as integers, got (0\.5|nan) among"):
+            metric(LOGITS, torch.tensor([0.0, odd, 2.0]))
+        assert metric(LOGITS, torch.tensor([0.0, 1.0, 2.0])) == metric(LOGITS, torch.tensor([0, 1, 2]))
 
     def test_shapes_that_would_be_broadcast_are_refused(self) -> None:
         with pytest.raises(fm.ProblemError, match="absolute_error needs targets of the shape of predictions"):

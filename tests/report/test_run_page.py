@@ -110,5 +110,11 @@ def test_the_page_says_first_whether_the_run_helped():
     assert "It is better than single-task training." in page.headline
     assert any("one seed" in note.lower() for note in table.notes)
     assert "Did it help?" not in [section.title for section in run_page(saved).sections]
+    held_out = replace(run, test={"error": 0.2}, verdict=Verdict(metrics, 40, 3.5, is_held_out=True).to_json())
+    where = "reached error 0.2 on 40 validation examples that the search did not see"
+    assert where in run_page(replace(saved, run=held_out)).headline
+    worse = replace(metrics[1], low=-0.2, high=-0.1)
+    mixed = replace(run, verdict=Verdict([metrics[0], worse], 1000, 3.5).to_json())
+    assert "better in error and worse in auc than single-task" in run_page(replace(saved, run=mixed)).headline
     undecided = replace(run, verdict=Verdict(metrics[1:], 1000, 3.5).to_json())
     assert "No difference to single-task training is shown." in run_page(replace(saved, run=undecided)).headline

@@ -20,6 +20,7 @@ from forkmerge.algorithms.fit import (
     ModelOrFactory,
     build_model,
     check_numbers,
+    check_problem,
     finished_event,
     one_at_a_time,
     training_options,
@@ -139,6 +140,7 @@ class Composed(Algorithm):
         **options: Any,
     ) -> Run:
         """Train and return the run; see `Algorithm.fit`. Parts are kept in subfolders of `folder`."""
+        check_problem(problem)
         check_numbers(steps, seed, threads)
         check_callback(on_event)
         workers = resolve_workers(workers, options.get("devices"))

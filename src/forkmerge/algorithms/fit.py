@@ -121,6 +121,7 @@ class Algorithm(ABC):
             rebuild: Makes the problem anew in worker processes instead of pickling it.
             **training: How every branch is trained: options of `forkmerge.Training`, such as `clip_norm=1.0`.
         """
+        check_problem(problem)
         check_numbers(steps, seed, threads)
         settings = self.settings(problem)
         sealed = searched_by(problem.sealed(), settings.search_by)
@@ -198,6 +199,15 @@ def _moment(rounds: Rounds) -> str:
     if not hasattr(rounds, "state"):
         return "in a ranking run"
     return f"in round {rounds.state.round}, after step {rounds.state.step}"
+
+
+def check_problem(problem: object) -> None:
+    """Refuse what is no problem, such as a data set."""
+    if not isinstance(problem, Problem):
+        raise ProblemError(
+            f"fit needs a Problem, got {type(problem).__name__}: say what to learn with fm.Problem(target, streams, "
+            "validation), whose streams hold the training data of each task."
+        )
 
 
 def check_numbers(steps: object, seed: object, threads: object) -> None:

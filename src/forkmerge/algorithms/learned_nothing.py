@@ -40,19 +40,25 @@ def check_run(run: RunState, problem: Problem, training: Training, seed: int) ->
         )
     if any(r.coefficients or r.floor_score is not None for r in run.rounds):
         return
-    r, name, branch = next(entry for entry in branches if entry[2].fault)
+    faulty = [entry for entry in branches if entry[2].fault]
+    first = f"from step {run.first_bad_step} on"
+    r, name, branch = next((entry for entry in faulty if (entry[2].fault or "").endswith(first)), faulty[0])
     rounds = f"all {len(run.rounds)} rounds" if len(run.rounds) > 1 else "the only round"
-    cause = _cause(problem, training, seed, name, run.first_bad_step)
+    streams = {key: stream for key, stream in problem.stream_map.items() if _reads(branch.task_weights, stream)}
+    cause = _cause(streams, training, derive(seed, "branch", name) if not training.paired else seed, run.first_bad_step)
     raise RunFailed(
         f"nothing was learned: every branch was faulty in {rounds}. In round {r.index}, branch {name!r}: "
         f"{branch.fault}. {cause}"
     )
 
 
-def _cause(problem: Problem, training: Training, seed: int, branch: str, step: int | None) -> str:
+def _reads(task_weights: Mapping[str, float], stream: Stream) -> bool:
+    return any(task_weights.get(task) for task in stream.tasks)
+
+
+def _cause(streams: Mapping[str, Stream], training: Training, order: int, step: int | None) -> str:
     if step is not None:
-        order = seed if training.paired else derive(seed, "branch", branch)
-        for name, stream in problem.stream_map.items():
+        for name, stream in streams.items():
             index = _bad_example(name, stream, step, training.accumulate, order)
             if index is not None:
                 return f"Example {index} of stream {name!r}, which that step reads, holds a number that is not finite."

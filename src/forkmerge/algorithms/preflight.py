@@ -19,7 +19,7 @@ from forkmerge.engine.training.options import Mixture, Training
 from forkmerge.errors import ProblemError, unknown_name
 from forkmerge.problem.batches import batches
 from forkmerge.problem.definition import Context, Evaluation, Problem, Stream
-from forkmerge.problem.error_facts import note_origin
+from forkmerge.problem.error_facts import note_moment, note_origin
 from forkmerge.problem.labels import MISSING, example_with, extreme_examples, refused_label
 from forkmerge.problem.metrics import Criterion, NotPerExample, accuracy
 from forkmerge.problem.randomness import derive, random_state_kept, set_random_state
@@ -100,7 +100,14 @@ def check_costs(settings: Any, validation: Evaluation, model: nn.Module, seed: i
 def check_metrics(problem: Problem, model: nn.Module, seed: int) -> None:
     """Measure the target once: a metric that fails, or gives no number, should do so now."""
     check_classes(problem, model, seed)
-    for name, value in measure(model, problem.target_validation, seed=seed).items():
+    try:
+        values = measure(model, problem.target_validation, seed=seed)
+    except ProblemError:
+        raise  # which says it all
+    except Exception as error:
+        note_moment(error, f"validating {problem.target!r}, before training")
+        raise
+    for name, value in values.items():
         if math.isnan(value):
             raise ProblemError(
                 f"metric {name!r} of the target {problem.target!r} is NaN before any training, so nothing could be "

@@ -235,9 +235,10 @@ class Run(Record, Displayed):
     @property
     def facts(self) -> dict[str, str]:
         """What it reached, each fact as one line under its name; `repr`, notebooks and the terminal print these."""
-        facts = {} if self.score is None else {"validation": show_metrics(self.metrics)}
-        if self.test is not None:
-            facts["test"] = show_metrics(self.test)
+        before = ", before the refit" * (self.final == "refit")
+        facts = {"validation": show_metrics(self.metrics) + before} if self.metrics else {}
+        if self.test is not None:  # where there is no test split, on validation examples kept from the search
+            facts["held out" if (self.verdict or {}).get("is_held_out") else "test"] = show_metrics(self.test)
         if len(self.relevance) > 1:
             facts["relevance"] = show_shares(self.relevance)
         return facts

@@ -138,6 +138,9 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
     with open_run(folder) as store:
         result = store.result()
     if result is None:
+        reason = read_saved_run(folder, needs_record=False).reason
+        if reason is not None:
+            raise StoreError(f"{folder} has failed and has no model: {reason}")
         raise StoreError(
             f"{folder} is not finished: continue it with `{command(f'resume {shlex.quote(str(folder))}')}`."
         )

@@ -17,7 +17,7 @@ from forkmerge.engine.training.model_binding import ModelBinding
 from forkmerge.engine.training.optimizers import state_share
 from forkmerge.engine.training.options import Mixture, Training
 from forkmerge.engine.training.state import StateSizes
-from forkmerge.errors import ProblemError, check_count
+from forkmerge.errors import ProblemError, check_count, check_flag
 from forkmerge.methods import Method, method_from
 from forkmerge.problem.definition import Problem
 from forkmerge.problem.search_metric import check_search_by
@@ -26,6 +26,7 @@ GRID, GREEDY = Grid(5), Greedy((0.0, 0.2, 0.4, 0.6, 0.8, 1.0))
 """The paper's searches for two branches and for more, whatever their own defaults become."""
 
 _PASSES_OF_STEP, _MOST_SEARCH = 3, 0.1  # forward and backward, in forward passes; the share of training that is much
+_FLAGS = ("refit", "floor", "keep_branches")
 _COUNTS = ("interval", "search_examples", "validate_every", "bn_batches", "prune_to", "prune_after", "per_round")
 _CHOICES = {
     "checkpoint": ("last", "best_in_interval", "best_so_far"),
@@ -76,6 +77,8 @@ class Settings:
         for name, allowed in _CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise ProblemError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}.")
+        for name in _FLAGS:
+            check_flag(name, getattr(self, name))
         for name in _COUNTS:
             value = getattr(self, name)
             if value is not None:

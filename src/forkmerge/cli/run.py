@@ -181,20 +181,25 @@ def _train(
         return
     show_run(stdout(), finished)
     if isinstance(recipe.algorithm, ForkMerge):
-        _show_certainty(recipe, finished)
+        _show_certainty(recipe, recipe.algorithm, finished)
     quoted = shlex.quote(str(folder))
     say(stdout(), f"\nkept in {folder}; `{command(f'export {quoted} OUT')}` writes the model.")
     say(stdout(), f"`{command(f'report {quoted}')}` writes a page with its figures.")
 
 
-def _show_certainty(recipe: Recipe, run: Run) -> None:
+def _show_certainty(recipe: Recipe, algorithm: ForkMerge, run: Run) -> None:
     """Say what to type for more certainty than one seed gives, or for a verdict at all."""
+    settings = recipe.source["settings"].get("algorithm", {})
     words = ["compare", str(recipe.source.get("problem", "PROBLEM")), "--methods", "stl,recipe", "--seeds", "5"]
     more = command(shlex.join([*words, *settings_of(recipe.source.get("typed", {}))]))
     if run.verdict is not None:
         say(stdout(), f"more certainty: `{more}`.")
+    elif run.reference is None and algorithm.floor:
+        text = "whether it helped cannot be said: single-task training, to compare with, ended in numbers that are not"
+        say(stdout(), f"{text} finite; lower the learning rate, or look at more seeds with `{more}`.")
     elif run.reference is None:
-        say(stdout(), f"whether it helped was not measured: without --no-reference it is; or `{more}`.")
+        how = "with --set algorithm.floor=true" if "floor" in settings else "without --no-reference"
+        say(stdout(), f"whether it helped was not measured: {how} it is; or `{more}`.")
     else:
         say(
             stdout(),

@@ -108,9 +108,18 @@ class Verdict(Record):
 
     @property
     def decision(self) -> str:
-        """The decision of the metrics, where those that decide agree."""
+        """The decision of the metrics; "mixed" where some are better and others worse."""
         decided = {metric.decision for metric in self.metrics} - {"no difference shown"}
-        return decided.pop() if len(decided) == 1 else "no difference shown"
+        return "mixed" if len(decided) > 1 else next(iter(decided), "no difference shown")
+
+    @property
+    def summary(self) -> str:
+        """The decision in words."""
+        if self.decision == "no difference shown":
+            return self.decision
+        names = {word: [m.name for m in self.metrics if m.decision == word] for word in ("better", "worse")}
+        parts = [f"{word} in {', '.join(own)}" for word, own in names.items()]
+        return f"{' and '.join(parts) if self.decision == 'mixed' else self.decision} than single-task training"
 
     def __repr__(self) -> str:
         return "\n".join(self.lines)
@@ -119,7 +128,7 @@ class Verdict(Record):
     def lines(self) -> list[str]:
         """What to tell the user."""
         return [
-            f"{self.decision} than single-task training" if self.decision != "no difference shown" else self.decision,
+            self.summary,
             f"{'; '.join(map(str, self.metrics))}; {self.level} over {self.looked_at}",
             f"one seed, at {self.times:.1f} times the steps of single-task training, the reference's included",
             *([_SELECTED] if self.is_selected else []),
@@ -220,4 +229,4 @@ def _quantile(count: int, metrics: int) -> float:
 
 
 def _signed(value: float | None) -> str:
-    return "–" if value is None else f"{value:+.3g}".replace("-", "−")
+    return "–" if value is None else f"{value:+.3g}".replace("-", "−") if value else "0"

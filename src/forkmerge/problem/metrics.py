@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from forkmerge.errors import ProblemError, unknown_name
 from forkmerge.problem.exact_sum import rounded, sum_of_parts
+from forkmerge.problem.labels import MISSING
 
 Cost = Callable[[Any, Any], Tensor]
 
@@ -125,7 +126,7 @@ def _errors(predictions: Tensor, targets: Tensor) -> Tensor:
     guesses = (logits > 0).squeeze(-1) if logits.shape[-1] == 1 else logits.argmax(dim=-1)
     # A prediction of NaN is an error: `argmax` takes the first NaN, which may be the target's.
     wrong = (guesses != labels) | logits.isnan().any(dim=-1)
-    return _per_example(wrong)
+    return _per_example(wrong & ~_missing(labels))
 
 
 def _doubt(predictions: Tensor, targets: Tensor) -> Tensor:
@@ -135,7 +136,8 @@ def _doubt(predictions: Tensor, targets: Tensor) -> Tensor:
         logits = torch.cat([torch.zeros_like(logits), logits], -1)
     is_class = (labels >= 0) & (labels < logits.shape[-1])
     index = torch.where(is_class, labels, 0).long().unsqueeze(-1)
-    return _per_example(1 - torch.where(is_class, logits.softmax(-1).gather(-1, index).squeeze(-1), 0.0))
+    doubt = 1 - torch.where(is_class, logits.softmax(-1).gather(-1, index).squeeze(-1), 0.0)
+    return _per_example(torch.where(_missing(labels), 0.0, doubt))
 
 
 def _classified(predictions: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -147,7 +149,8 @@ def _classified(predictions: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         elif is_single:
             targets = targets.squeeze(-1)
         if predictions.shape[:-1] == targets.shape:
-            if predictions.shape[-1] > 1 or bool(((targets == 0) | (targets == 1)).all()):
+            _check_whole("accuracy", targets)
+            if predictions.shape[-1] > 1 or bool(((targets == 0) | (targets == 1) | _missing(targets)).all()):
                 return predictions, targets
             raise ProblemError(
                 "accuracy of one logit per example needs targets that are 0 or 1, got "
@@ -160,6 +163,16 @@ def _classified(predictions: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     )
 
 
+def _check_whole(name: str, targets: Tensor) -> None:
+    """Refuse targets between classes: compared with classes all would be wrong, and rounded they would be others."""
+    if targets.is_floating_point() and not bool((targets == targets.round()).all()):
+        odd = targets[targets != targets.round()].flatten()[0].item()
+        raise ProblemError(
+            f"{name} needs targets that are classes, as integers, got {odd:.4g} among {_shape(targets)}: mark missing "
+            "labels by -100; numbers that are no classes want another metric, such as absolute_error."
+        )
+
+
 def _shape(value: Any) -> str:
     if not isinstance(value, Tensor):
         return type(value).__name__
@@ -167,6 +180,7 @@ def _shape(value: Any) -> str:
 
 
 def _surprise(predictions: Tensor, targets: Tensor) -> Tensor:
+    _check_whole("nll", targets)
     logits = predictions.double()
     if (logits.dim() > 1 and logits.shape[1] == 1) or logits.shape == targets.shape:
         # One logit is that of class 1, and that of class 0 is 0: cross-entropy over one class would always be 0.
@@ -176,7 +190,11 @@ def _surprise(predictions: Tensor, targets: Tensor) -> Tensor:
 
 
 def _labelled(targets: Tensor) -> Tensor:
-    return _per_example(targets != -100)  # torch's `ignore_index`
+    return _per_example(~_missing(targets))
+
+
+def _missing(targets: Tensor) -> Tensor:
+    return (targets == MISSING) & (targets < 0)  # 156 equals −100 in a byte, which holds nothing below 0
 
 
 def _distance(predictions: Tensor, targets: Tensor) -> Tensor:
@@ -190,16 +208,13 @@ def _known_elements(targets: Tensor) -> Tensor:
     return _per_example(~targets.isnan())
 
 
-def _elements(targets: Tensor) -> Tensor:
-    return torch.full(targets.shape[:1], targets[0].numel(), dtype=torch.float64, device=targets.device)
-
-
 def _per_example(values: Tensor) -> Tensor:
     return values.double() if values.dim() == 1 else values.flatten(1).sum(1, dtype=torch.float64)
 
 
-accuracy = MeanCost(_errors, _elements, complement=True, hardness=_doubt, name="accuracy")
-"""Share of targets that are the largest of the last dimension of the predictions; one logit means class 1 above 0."""
+accuracy = MeanCost(_errors, _labelled, complement=True, hardness=_doubt, name="accuracy")
+"""Share of targets that are the largest of the last dimension of the predictions; one logit means class 1 above 0.
+Targets of −100 do not count."""
 
 nll = MeanCost(_surprise, _labelled, name="nll")
 """Mean cross-entropy of logits [n, classes, …], or of one logit [n, 1, …], against classes [n, …]; targets of −100 do

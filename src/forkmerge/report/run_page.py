@@ -185,15 +185,17 @@ def _headline(saved: SavedRun, run: Run, merged: bool) -> str:
         position = f"at step {saved.step} of {saved.steps}"
         return f"{saved.algorithm} on {saved.target} is {saved.status} {position}.{so_far}{reason}"
     parts = []
+    verdict = None if run.verdict is None else Verdict.from_json(run.verdict)
     if run.test:
-        parts.append(f"{show_metrics(run.test)} on the test split")
+        split = verdict.looked_at if verdict is not None and verdict.is_held_out else "the test split"
+        parts.append(f"{show_metrics(run.test)} on {split}")
     if run.metrics:
-        parts.append(f"{show_metrics(run.metrics)} on validation data")
+        before = " before the refit" * (run.final == "refit")
+        parts.append(f"{show_metrics(run.metrics)} on validation data{before}")
     text = f"{run.algorithm} on {run.target} reached {', and '.join(parts) or 'its last step'}."
-    if run.verdict is not None:
-        decision = Verdict.from_json(run.verdict).decision
+    if verdict is not None:
         than = "No difference to single-task training is shown."
-        text += f" {than}" if decision == "no difference shown" else f" It is {decision} than single-task training."
+        text += f" {than}" if verdict.decision == "no difference shown" else f" It is {verdict.summary}."
     if merged:
         uses = use_of(run)
         for word in ("used", "hardly used", "refused"):

@@ -48,6 +48,13 @@ def test_scores_that_are_all_nan_are_refused_and_the_branches_stay() -> None:
     assert fork.merge(score).coefficients
 
 
+def test_a_score_that_was_measured_already_is_refused() -> None:
+    fork = forked()
+    train(fork)
+    with pytest.raises(fm.ProblemError, match=r"score must be a function of a model.*, got 0\.5"):
+        fork.merge(0.5)  # type: ignore[arg-type]
+
+
 def test_a_score_that_falls_as_a_loss_does_is_warned_of_once() -> None:
     fork = forked()
     for _ in range(2):

@@ -19,6 +19,7 @@ from forkmerge.algorithms.own_loop.in_place import lent_models
 from forkmerge.algorithms.own_loop.merge_checks import (
     ScoreWatch,
     check_equally_trained,
+    check_score,
     check_scores,
     check_state_dict,
     check_trained,
@@ -97,6 +98,7 @@ class Fork(Displayed):
             allow_unequal_steps: Merge branches whose optimizers took different numbers of steps since the last merge.
         """
         branches, names = list(self._branches.values()), list(self._branches)
+        check_score(score)
         self._models.check_free("merge")
         states = self._models.gather()
         used = search_from(search) or self._search or (Grid() if len(branches) <= 2 else Greedy())

@@ -16,6 +16,15 @@ from forkmerge.errors import ProblemError
 _FALLS = 2  # one fall of all branches may be chance on few examples
 
 
+def check_score(score: object) -> None:
+    """Refuse what cannot be called on a model, such as a score that was measured already."""
+    if not callable(score):
+        raise ProblemError(
+            f"score must be a function of a model, which every candidate is measured by, got {score!r}: "
+            "pass e.g. score=lambda model: accuracy(model, validation_data)."
+        )
+
+
 def check_trained(states: Mapping[str, State], merged: State) -> list[str]:
     """Return the branches that are as the last merge left them; refuse if all are."""
     idle = [

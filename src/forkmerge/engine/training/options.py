@@ -15,7 +15,7 @@ from forkmerge.engine.training.memory_format import suits_channels_last, to_chan
 from forkmerge.engine.training.model_binding import ModelBinding, OptimizerFactory, SchedulerFactory
 from forkmerge.engine.training.optimizers import SchedulerOf
 from forkmerge.engine.training.torch_compile import backend_of, install
-from forkmerge.errors import ProblemError, check_count, check_name, is_count, is_number, unknown_name
+from forkmerge.errors import ProblemError, check_count, check_flag, check_name, is_count, is_number, unknown_name
 from forkmerge.methods.base import LossMethod, Method, Where
 from forkmerge.problem.scoring import device_of
 
@@ -149,8 +149,7 @@ class Training:
         check_count("accumulate", self.accumulate)
         if self.clip_norm is not None and not (is_number(self.clip_norm) and self.clip_norm > 0):
             raise ProblemError(f"clip_norm must be a positive number, or None, got {self.clip_norm!r}.")
-        if not isinstance(self.paired, bool):
-            raise ProblemError(f"paired must be True or False, got {self.paired!r}.")
+        check_flag("paired", self.paired)
         if self.lr_of is not None and not isinstance(self.lr_of, str):
             raise ProblemError(f"lr_of must be the beginning of parameters' names, or None, got {self.lr_of!r}.")
         if self.channels_last not in (None, True, False):
