@@ -313,7 +313,7 @@ def test_run_installs_for_the_command_less_than_for_the_suite(clone, word):
     assert {"demo", "report"} < clone.extras() < set(PYPROJECT["project"]["optional-dependencies"]) - {"dev"}
 
 
-@pytest.mark.parametrize("word", ["test", "bench", "results"])
+@pytest.mark.parametrize("word", ["test", "bench", "results", "docs"])
 def test_run_adds_what_development_needs_in_place_and_once(clone, word):
     clone.run("demo")
     clone.asked()
@@ -453,6 +453,14 @@ def test_run_test_with_arguments_is_pytest_alone_at_the_root_on_one_thread(clone
 
 def test_run_bench_starts_the_runner_at_the_root(clone):
     assert clone.run("bench", "memory", "--quick").stdout == f"memory|{clone.root}||--quick\n"
+
+
+def test_run_docs_builds_the_site_at_the_root(clone):
+    answer = clone.run("docs", "--clean")
+    assert answer.stdout == f"mkdocs|{clone.root}||build --clean\n"
+    assert "build/site/index.html" in answer.stderr
+    clone.set("mkdocs-fails")
+    assert clone.run("docs").returncode != 0
 
 
 def test_run_test_does_every_check_and_names_those_that_failed(clone):
