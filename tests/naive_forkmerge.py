@@ -29,6 +29,8 @@ class Naive:
 
     weights: Weights
     coefficients: list[dict[str, float]] = field(default_factory=list)
+    groups: list[list[list[float]]] = field(default_factory=list)
+    averaged: list[list[str]] = field(default_factory=list)
     kept: list[list[str]] = field(default_factory=list)
 
 
@@ -40,6 +42,39 @@ def combine(branches: Sequence[Weights], coefficients: Sequence[float]) -> Weigh
         parts = [c * theta[name] for c, theta in zip(coefficients, branches, strict=True) if c > 0]
         merged[name] = torch.stack(parts).sum(0) if value.is_floating_point() else value.clone()
     return merged
+
+
+def combine_groups(branches: Sequence[Weights], parts: Sequence[Sequence[float]], prefixes: Sequence[str]) -> Weights:
+    """Every tensor as Σ_b Λ_b θ^b with the coefficients of its group; the last group is what no prefix begins."""
+    merged = [combine(branches, part) for part in parts]
+    groups = {
+        name: next((i for i, p in enumerate(prefixes) if name.startswith(f"{p}.")), len(parts) - 1)
+        for name in branches[0]
+    }
+    return {name: merged[groups[name]][name] for name in branches[0]}
+
+
+def groups_search(
+    performance: Callable[[Sequence[Sequence[float]]], float], start: list[float], count: int
+) -> list[list[float]]:
+    """One pass over the groups: each moved half of the way, then all of it, to every branch."""
+    parts = [start] * count
+    for group in range(count):
+        trials = [parts]
+        for step in (0.5, 1.0):
+            for branch in range(len(start)):
+                moved = [(1 - step) * v + step * (b == branch) for b, v in enumerate(parts[group])]
+                trials.append([*parts[:group], moved, *parts[group + 1 :]])
+        parts = max(trials, key=performance)
+    return parts
+
+
+def mean_of(iterates: Sequence[Weights]) -> Weights:
+    """The mean of some weights; counters come from the last of them."""
+    return {
+        name: torch.stack([each[name] for each in iterates]).mean(0) if last.is_floating_point() else last.clone()
+        for name, last in iterates[-1].items()
+    }
 
 
 def grid_search(performance: Callable[[Sequence[float]], float]) -> list[float]:
@@ -110,10 +145,15 @@ def naive_forkmerge(
     always_kept: str | None = None,
     replay: Naive | None = None,
     per_round: int | None = None,
+    previous_merges: int = 0,
+    average_iterates: int = 0,
+    layer_groups: Mapping[str, str] | None = None,
 ) -> Naive:
     """Algorithm 2 (Algorithm 1 for two branches), pruned once; with `replay`, the Λ of another run and no search.
 
-    With `per_round`, branches with some auxiliaries, but not all, stand in a queue for that many places.
+    With `per_round`, branches with some auxiliaries, but not all, stand in a queue for that many places. The last
+    `previous_merges` merges, the first weights among them, are searched with the branches, the mean of a branch's last
+    iterates takes its place where it is better, and `layer_groups` begin with the names given, or are the rest.
     """
     set_random_state(derive(seed, "model"))
     first = net()
@@ -125,27 +165,61 @@ def naive_forkmerge(
     judge, validation = copy.deepcopy(first).eval(), problem.target_validation
     result, examples = Naive({}), default_collate(list(validation.dataset))
     (metric,) = validation.metrics.values()
+    earlier, prefixes = [copy.deepcopy(first.state_dict())], list((layer_groups or {}).values())
+
+    def score(weights: Weights) -> float:
+        judge.load_state_dict(weights)
+        with torch.no_grad():
+            return float(metric(*validation.predict(judge, examples)))
+
     for t in range(0, steps, interval):
+        iterates: dict[str, list[Weights]] = {}
         for name, model in models.items():
-            for step in range(t, min(t + interval, steps)):
+            end = min(t + interval, steps)
+            wanted = [end - ((end - t) // 2) * j // average_iterates for j in range(average_iterates)]
+            iterates[name] = []
+            for step in range(t, end):
                 train(model, optimizers[name], problem, mixtures[name], step, seed)
-        thetas = [model.state_dict() for model in models.values()]
+                if step + 1 in wanted:
+                    iterates[name].append(copy.deepcopy(model.state_dict()))
+        entering = {name: model.state_dict() for name, model in models.items()}
+        averaged = []
+        for name, found_iterates in iterates.items():
+            if len(found_iterates) > 1:
+                mean = mean_of(found_iterates)
+                is_better = score(mean) > score(entering[name])
+                if name in replay.averaged[t // interval] if replay is not None else is_better:
+                    entering[name] = mean
+                    averaged.append(name)
+        for back, weights in enumerate(earlier[:previous_merges], 1):
+            entering["previous merge" if back == 1 else f"previous merge {back}"] = weights
+        thetas = list(entering.values())
 
         def performance(coefficients: Sequence[float], thetas: Sequence[Weights] = thetas) -> float:
-            judge.load_state_dict(combine(thetas, coefficients))
-            with torch.no_grad():
-                return float(metric(*validation.predict(judge, examples)))
+            return score(combine(thetas, coefficients))
+
+        def performance_of_groups(parts: Sequence[Sequence[float]], thetas: Sequence[Weights] = thetas) -> float:
+            return score(combine_groups(thetas, parts, prefixes))
 
         if replay is not None:
             found = list(replay.coefficients[t // interval].values())
-        elif len(models) == 1:
+        elif len(thetas) == 1:
             found = [1.0]
         else:
-            found = grid_search(performance) if len(models) == 2 else greedy_search(performance, len(models))
+            found = grid_search(performance) if len(thetas) == 2 else greedy_search(performance, len(thetas))
         merged = combine(thetas, found)
+        shares = dict(zip(entering, found, strict=True))
+        if layer_groups:
+            count = len(prefixes) + 1
+            parts = (
+                groups_search(performance_of_groups, found, count) if replay is None else replay.groups[t // interval]
+            )
+            merged = combine_groups(thetas, parts, prefixes)
+            result.groups.append(parts)
+        result.averaged.append(averaged)
+        earlier.insert(0, merged)
         for model in models.values():
             model.load_state_dict(merged)
-        shares = dict(zip(models, found, strict=True))
         if replay is not None:
             left = replay.kept[t // interval]
         elif per_round is not None and t + interval < steps:

@@ -58,6 +58,9 @@ def forkmerge_cases() -> dict[str, Callable[..., Any]]:
         "tail": {"mixtures": "per_auxiliary", "tail": 0.5, "refit": True},
         "tail without a fall": {"tail": 0.5, "tail_anneal": "none", "floor": True},
         "in turns": {"mixtures": _BRANCHES, "interval": 3, "per_round": 1, "refit": True},
+        "previous merges": {"mixtures": "per_auxiliary", "interval": 3, "previous_merges": 2, "refit": True},
+        "means of iterates": {"mixtures": "per_auxiliary", "interval": 6, "average_iterates": 3, "refit": True},
+        "layer groups": {"mixtures": "per_auxiliary", "layer_groups": {"lower": "body.0"}, "refit": True},
         "floor": {"floor": True},
         "floor and refit": {"floor": True, "refit": True},
         "paper": {"bn": "average", "checkpoint": "last", "optimizer_state": "keep", "select": "last"},
@@ -138,7 +141,11 @@ def checksum(run: Any) -> str:
     return digest.hexdigest()
 
 
-_LATER = ("search_score",)  # what records say since sums were written down, and do not say of these runs
+_LATER = (
+    "search_score",
+    "averaged",
+    "groups",
+)  # what records say since sums were written down, and do not say of these runs
 
 
 def _without_later(data: Any) -> Any:

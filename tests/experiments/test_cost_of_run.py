@@ -74,6 +74,8 @@ EXACT = {
     "joint beside": fm.ForkMerge(fm.PerAuxiliary(joint="sampled"), search="fixed", interval=5, tail=0.4, refit=True),
     "in turns": fm.ForkMerge("per_auxiliary", search="fixed", interval=5, per_round=1),
     "in turns, floor": fm.ForkMerge(fm.PerAuxiliary(joint=True), search="fixed", interval=5, per_round=1, floor=True),
+    "means of iterates": fm.ForkMerge(search="fixed", interval=5, average_iterates=3),
+    "previous merge": fm.ForkMerge(search=fm.Grid(2), interval=8, previous_merges=1),
     "target alone": fm.SingleTask(),
     "target alone, best": fm.SingleTask(select="best", interval=4),
     "all labels": fm.SingleTask(refit=True),
@@ -123,8 +125,10 @@ def test_steps_and_validation_passes_are_those_of_the_run(name: str) -> None:
         fm.ForkMerge("per_auxiliary", interval=5, search_examples=6),
         fm.ForkMerge.authors_scripts(interval=5, refit=True),
         fm.ForkMerge("per_auxiliary", interval=3, per_round=1, refit=True),
+        fm.ForkMerge("per_auxiliary", interval=3, previous_merges=2, average_iterates=2, refit=True),
+        fm.ForkMerge(interval=5, layer_groups="modules", refit=True),
     ],
-    ids=["greedy", "refit", "pruned", "sub-sample", "scripts", "in turns"],
+    ids=["greedy", "refit", "pruned", "sub-sample", "scripts", "in turns", "free candidates", "layer groups"],
 )
 def test_where_a_search_may_stop_early_the_counts_are_bounds(algorithm: fm.ForkMerge) -> None:
     examiner = Examiner()

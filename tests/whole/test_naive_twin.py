@@ -66,9 +66,13 @@ def both(
         twin = naive_forkmerge(on, double_net, optimizer, mixtures, always_kept=kept, **common, **options)
         if refit:
             union = on.with_validation_labels()
-            turns = {"per_round": options.get("per_round")}
+            free = ("per_round", "previous_merges", "average_iterates", "layer_groups")
+            turns = {name: options[name] for name in free if name in options}
             again = naive_forkmerge(union, double_net, optimizer, mixtures, replay=twin, **common, **turns)
-            twin = Naive(again.weights, twin.coefficients + again.coefficients, twin.kept + again.kept)
+            both_runs = (
+                [*getattr(twin, part), *getattr(again, part)] for part in ("coefficients", "groups", "averaged")
+            )
+            twin = Naive(again.weights, *both_runs, kept=twin.kept + again.kept)
     return run, twin
 
 
@@ -79,10 +83,13 @@ def assert_same(run: Any, twin: Naive) -> None:
             assert ended.kept == kept
             assert list(ended.coefficients) == list(shares)
         of_branches = {name: ended.coefficients.get(name, 0.0) for name in shares}
+        if ended.groups is not None:  # whose mean these are
+            of_branches = shares
         assert of_branches == pytest.approx(shares, abs=1e-12)
     weights = run.model.state_dict()
     assert list(weights) == list(twin.weights)
     is_single = all(max(shares.values()) == 1.0 for shares in twin.coefficients)
+    is_single = is_single and not any(twin.averaged) and not twin.groups
     precision = {"rtol": 0.0, "atol": 0.0} if is_single else {"rtol": 1e-11, "atol": 1e-13}
     for name, value in twin.weights.items():
         torch.testing.assert_close(weights[name], value, **precision, msg=name)
@@ -130,7 +137,7 @@ def test_tasks_with_inputs_of_their_own(weights: str, mixtures: Any, net: Any) -
 def test_the_twin_notices_a_difference() -> None:
     """One other coefficient in the first round, and nothing is the same any more."""
     run, twin = both(TWO)
-    wrong = Naive({}, [{"alone": 0.9, "joint": 0.1}, *twin.coefficients[1:]], twin.kept)
+    wrong = Naive({}, [{"alone": 0.9, "joint": 0.1}, *twin.coefficients[1:]], averaged=twin.averaged, kept=twin.kept)
     with random_state_kept():
         again = naive_forkmerge(problem(), lambda: noisy_net().double(), SGD, TWO, steps=14, interval=4, replay=wrong)
     with pytest.raises(AssertionError):
@@ -146,3 +153,47 @@ def test_branches_that_take_turns(per_round: int, optimizer: Any, refit: bool) -
     run, twin = both(FOUR, optimizer=optimizer, interval=3, steps=14, per_round=per_round, refit=refit)
     assert_same(run, twin)
     assert {len(r.branches) for r in run.searched} == {per_round + 1}
+
+
+@pytest.mark.parametrize("refit", [False, True])
+@pytest.mark.parametrize(("mixtures", "optimizer"), [(TWO, SGD), (THREE, NESTEROV), (ANY, SGD)])
+@pytest.mark.parametrize("count", [1, 2])
+def test_previous_merges_are_searched_with_the_branches(count: int, mixtures: Any, optimizer: Any, refit: bool) -> None:
+    run, twin = both(mixtures, optimizer=optimizer, interval=3, seed=1, previous_merges=count, refit=refit)
+    assert_same(run, twin)
+    names = ["previous merge", "previous merge 2"][:count]
+    assert any(r.coefficients.get(name, 0.0) > 0 for r in run.searched for name in names)
+
+
+@pytest.mark.parametrize("refit", [False, True])
+@pytest.mark.parametrize(("net", "optimizer"), [(noisy_net, SGD), (conv_net, ADAM)])
+@pytest.mark.parametrize("count", [2, 3])
+def test_means_of_iterates_take_the_place_of_branches(count: int, net: Any, optimizer: Any, refit: bool) -> None:
+    run, twin = both(THREE, net, optimizer, interval=7, seed=1, average_iterates=count, refit=refit)
+    assert_same(run, twin)
+    for ended, averaged in zip(run.searched, twin.averaged, strict=False):
+        assert [name for name, branch in ended.branches.items() if branch.averaged == count] == averaged
+    assert any(twin.averaged)
+
+
+@pytest.mark.parametrize("refit", [False, True])
+@pytest.mark.parametrize(("net", "optimizer"), [(noisy_net, SGD), (conv_net, NESTEROV)])
+@pytest.mark.parametrize("mixtures", [TWO, THREE])
+def test_layer_groups_have_coefficients_of_their_own(mixtures: Any, net: Any, optimizer: Any, refit: bool) -> None:
+    groups = {"lower": "body.0" if net is noisy_net else "body.2", "head": "heads.tgt"}
+    run, twin = both(mixtures, net, optimizer, interval=5, seed=1, layer_groups=groups, refit=refit)
+    assert_same(run, twin)
+    for ended, parts in zip(run.rounds, twin.groups, strict=True):
+        expected = [dict(zip(twin.coefficients[0], part, strict=True)) for part in parts]
+        if ended.groups is None:
+            assert all(part == parts[0] for part in parts)
+            continue
+        for found, shares in zip(ended.groups.values(), expected, strict=True):
+            assert {name: found.get(name, 0.0) for name in shares} == pytest.approx(shares, abs=1e-12)
+    assert any(ended.groups is not None for ended in run.rounds)
+
+
+def test_all_of_them_together() -> None:
+    options = {"previous_merges": 2, "average_iterates": 2, "layer_groups": {"lower": "body.0"}}
+    for seed in range(2):
+        assert_same(*both(THREE, interval=4, seed=seed, refit=True, **options))

@@ -34,6 +34,14 @@ class Snapshot:
     weights: State
 
 
+@dataclass
+class Average:
+    """The mean of so many iterates of a branch."""
+
+    count: int
+    weights: State
+
+
 @dataclass(frozen=True)
 class Selection:
     """The model that the search phase would return.
@@ -80,6 +88,8 @@ class RunState:
         probes: Scores of ranking runs.
         notes: Remarks for the reader of the record.
         saves: Checkpoints written so far.
+        averages: Means of iterates of the current round, by branch.
+        earlier: Weights of the merges before the last one, the latest first, where a search may take them.
     """
 
     phase: Phase
@@ -105,6 +115,8 @@ class RunState:
     probes: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     saves: int = 0
+    averages: dict[str, Average] = field(default_factory=dict)
+    earlier: list[State] = field(default_factory=list)
 
     @property
     def step(self) -> int:
@@ -125,6 +137,14 @@ class RunState:
     def searched_rounds(self) -> list[Round]:
         """The finished rounds of the search phase, which a refit repeats."""
         return [finished for finished in self.rounds if finished.phase == Phase.SEARCH.value]
+
+    @property
+    def script(self) -> Round | None:
+        """The round of the search that the one under way repeats; None where it repeats none."""
+        if self.phase is not Phase.REFIT or self.selection is None or not self.selection.replays:
+            return None
+        searched = self.searched_rounds
+        return searched[len(self.rounds) - len(searched)]
 
     def note(self, text: str) -> None:
         """Add a remark once."""
@@ -185,6 +205,7 @@ class RunState:
     def next_round(self) -> None:
         """Forget what belongs to the current round alone."""
         self.round_start, self.losses, self.bad_steps, self.seconds = self.step, {}, {}, 0.0
+        self.averages = {}
 
     def to_value(self) -> dict[str, Any]:
         """Return plain nested data for the store; weights that all branches share are written once.
@@ -200,6 +221,10 @@ class RunState:
         value["branches"] = [(replace(state, rows={}) if synced else state).to_value() for state in self.branches]
         value["snapshots"] = {name: _snapshot_value(snapshot) for name, snapshot in self.snapshots.items()}
         value["best"] = _snapshot_value(self.best) if self.best else None
+        means = {
+            name: {"count": mean.count, "weights": mean.weights.to_value()} for name, mean in self.averages.items()
+        }
+        value["averages"], value["earlier"] = means, [state.to_value() for state in self.earlier]
         for name in _STATES:
             state = getattr(self, name)
             value[name] = state.to_value() if state is not None else None
@@ -218,6 +243,9 @@ class RunState:
         data["rounds"] = list(rounds)
         data["snapshots"] = {name: _snapshot(item) for name, item in value["snapshots"].items()}
         data["best"] = _snapshot(value["best"]) if value["best"] else None
+        means = value.get("averages", {})  # earlier versions have neither
+        data["averages"] = {name: Average(m["count"], State.from_value(m["weights"])) for name, m in means.items()}
+        data["earlier"] = [State.from_value(item) for item in value.get("earlier", [])]
         for name in _STATES:
             data[name] = State.from_value(value[name]) if value[name] else None
         data["branches"] = [State.from_value(item) for item in value["branches"]]
@@ -235,7 +263,8 @@ class RunState:
         """Every state held, for moving them to their devices after a load."""
         loose = [getattr(self, name) for name in _STATES]
         snapshots = [s.weights for s in (*self.snapshots.values(), *([self.best] if self.best else []))]
-        return [*self.branches, *(state for state in loose if state is not None), *snapshots]
+        means = [mean.weights for mean in self.averages.values()]
+        return [*self.branches, *(state for state in loose if state is not None), *snapshots, *means, *self.earlier]
 
     @property
     def best_score(self) -> float:

@@ -25,8 +25,8 @@ from forkmerge.algorithms.fit import (
     one_at_a_time,
     training_options,
 )
-from forkmerge.algorithms.resolved_config import open_store, run_config, stored_training
-from forkmerge.algorithms.run_record import Round, Run, environment
+from forkmerge.algorithms.resolved_config import environment, open_store, run_config, stored_training
+from forkmerge.algorithms.run_record import Round, Run
 from forkmerge.engine.executors.devices import resolve_workers
 from forkmerge.engine.storage.run_folder import NoStore, RunFolder
 from forkmerge.engine.training.model_binding import OptimizerFactory

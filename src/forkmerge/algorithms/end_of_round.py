@@ -16,8 +16,9 @@ from forkmerge.algorithms.validation import ValidatedMerge, Validator
 from forkmerge.engine.executors.branch_execution import BranchExecution
 from forkmerge.engine.merging.arithmetic import is_vertex, vertices
 from forkmerge.engine.merging.batchnorm_policy import refresh_with
-from forkmerge.engine.merging.blend import Blender
+from forkmerge.engine.merging.blend import Blender, Refresh
 from forkmerge.engine.merging.find_merge import Merge, find_merge
+from forkmerge.engine.merging.layer_groups import LayerGroups
 from forkmerge.engine.merging.measure_candidate import MeasureRequest
 from forkmerge.engine.merging.race_over_examples import ExampleRace
 from forkmerge.engine.merging.relevance import task_relevance
@@ -46,6 +47,8 @@ class TrainedRound:
         merged: The last merge, whose memory takes candidates and the new one.
         floor: The unmerged target-only run, if there is one.
         floor_branch: Position of the branch that still is that run.
+        earlier: Copies of earlier merges that this one may take something of, the last one first, by name.
+        averaged: Of how many iterates what enters is the mean, by branch.
     """
 
     index: int
@@ -60,11 +63,18 @@ class TrainedRound:
     merged: State
     floor: State | None = None
     floor_branch: int | None = None
+    earlier: Mapping[str, State] = field(default_factory=dict)
+    averaged: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def names(self) -> list[str]:
         """The branches' names."""
         return [mixture.name for mixture in self.mixtures]
+
+    @property
+    def entrants(self) -> dict[str, State]:
+        """Everything that may get a coefficient, by name: what enters of the branches, and earlier merges."""
+        return {**dict(zip(self.names, self.entering, strict=True)), **self.earlier}
 
 
 @dataclass
@@ -115,6 +125,8 @@ class EndOfRound:
         # weights may be sound although a loss was not.
         weights_follow = settings.method is None and execution.job.training.precision != "float16"
         self.losses_tell = weights_follow and settings.checkpoint == "last"
+        groups, layout = settings.layer_groups, execution.binding.layout
+        self.groups = None if groups is None else LayerGroups.of(groups, layout)
 
     def search(self, trained: TrainedRound, search: Search) -> MergedRound:
         """Search the coefficients of a round, and merge with them."""
@@ -124,9 +136,18 @@ class EndOfRound:
         started = time.perf_counter()
         usable = [state for name, state in zip(trained.names, states, strict=True) if name not in faults]
         separate = trained.floor is not None and trained.floor_branch is None
+        usable += trained.earlier.values()
         self.rank([*usable, trained.floor] if separate and trained.floor is not None else usable)
         ranked = time.perf_counter()
-        problem = ValidatedMerge(trained.names, blend, faults, validator, self.execution, self._request(trained.phase))
+        problem = ValidatedMerge(
+            list(trained.entrants),
+            blend,
+            faults,
+            validator,
+            self.execution,
+            self._request(trained.phase),
+            earlier=len(trained.earlier),
+        )
         with validator.evaluating():  # once, for all candidates
             rule = Rule(self.settings.rule, derive(self.execution.job.seed, "rule", trained.index))
             merged = MergedRound(find_merge(problem, search, rule))
@@ -179,28 +200,46 @@ class EndOfRound:
         That memory is the safety net if all branches are bad, so nothing is built before some branch is known to be
         usable. Recomputed statistics depend on `step`, that of what enters from the first branch where None.
         """
-        job, binding, refresh = self.execution.job, self.execution.binding, None
-        if self.settings.bn == "recompute":
-            problem, count = self.execution.problem(trained.phase.value), self.settings.bn_batches
-            refresh = refresh_with(binding, problem, training=job.training, seed=job.seed, count=count, step=step)
-        search = self.settings.search
-        has_origin = isinstance(search, Search) and search.beyond_one
-        origin = trained.merged.weights() if has_origin else None  # candidates are built where the last merge is
-        return Blender(binding, trained.entering, trained.merged, refresh, origin)
+        search, refresh = self.settings.search, self.refresh(trained.phase, step)
+        origin = None
+        if isinstance(search, Search) and search.beyond_one:
+            # A copy: candidates are built where the last merge is.
+            origin = next(iter(trained.earlier.values()), None) or trained.merged.weights()
+        states = list(trained.entrants.values())
+        return Blender(self.execution.binding, states, trained.merged, refresh, origin, self.groups)
+
+    def refresh(self, phase: Phase, step: int | None = None) -> Refresh | None:
+        """Return what recomputes BatchNorm statistics, where that is the policy."""
+        if self.settings.bn != "recompute":
+            return None
+        job, problem = self.execution.job, self.execution.problem(phase.value)
+        return refresh_with(
+            self.execution.binding,
+            problem,
+            training=job.training,
+            seed=job.seed,
+            count=self.settings.bn_batches,
+            step=step,
+        )
 
     def install(self, trained: TrainedRound, blend: Blender, merge: Merge) -> None:
         """Merge and synchronise; the last merge stands if no branch can be used."""
-        coefficients = tuple(merge.coefficients.get(name, 0.0) for name in trained.names)
+        coefficients = merge.vector_of(list(trained.entrants))
         if any(coefficients):
             winner = blend(coefficients)
             if winner is not trained.merged:
                 trained.merged.take_weights(winner)
         trained.merged.step = trained.end
-        synchronise(trained.branches, trained.merged, coefficients, self.settings.optimizer_state)
+        shares, policy = [merge.coefficients.get(name, 0.0) for name in trained.names], self.settings.optimizer_state
+        if any(coefficients) and not any(shares):
+            # Only earlier merges are taken: there is no branch whose optimizer would come with the weights.
+            shares = [1 / len(shares)] * len(shares)
+            policy = "keep" if policy == "average" else policy
+        synchronise(trained.branches, trained.merged, tuple(shares), policy)
 
     def _request(self, phase: Phase) -> MeasureRequest:
         batches = self.settings.bn_batches if self.settings.bn == "recompute" else 0
-        return MeasureRequest((), self.validator.indices, phase.value, batches)
+        return MeasureRequest((), self.validator.indices, phase.value, batches, groups=self.groups)
 
     def _doubt(self, trained: TrainedRound, merged: MergedRound, race: ExampleRace | None) -> None:
         """Take the target-only branch instead if the merge is not surely better, where `confidence` asks for that."""
@@ -216,7 +255,7 @@ class EndOfRound:
         seed = derive(self.execution.job.seed, "confidence", trained.index)
         merged.certainty = race.certainty(merge.vector, tuple(single.values()), seed)
         if merged.certainty < confidence:
-            merge.coefficients, merge.score = single, merge.branch_scores[alone]
+            merge.coefficients, merge.score, merge.groups = single, merge.branch_scores[alone], None
 
 
 def record_of(trained: TrainedRound, merged: MergedRound, kept: Sequence[str], seconds: float) -> Round:
@@ -239,12 +278,15 @@ def record_of(trained: TrainedRound, merged: MergedRound, kept: Sequence[str], s
             fault=merge.faults.get(mixture.name),
             search_score=None if reported is None else _finite(merge.branch_scores.get(mixture.name)),
             lr_scale=mixture.lr_scale,
+            averaged=trained.averaged.get(mixture.name),
         )
         for mixture, state in zip(trained.mixtures, trained.entering, strict=True)
     }
     candidates = [
-        Candidate(coefficients, _finite(score), is_bound=position in merge.unfinished)
-        for position, (coefficients, score) in enumerate(merge.candidates)
+        Candidate(coefficients, _finite(score), is_bound=position in merge.unfinished, groups=groups)
+        for position, ((coefficients, score), groups) in enumerate(
+            zip(merge.candidates, merge.candidate_groups, strict=True)
+        )
     ]
     return Round(
         index=trained.index,
@@ -264,6 +306,7 @@ def record_of(trained: TrainedRound, merged: MergedRound, kept: Sequence[str], s
         certainty=merged.certainty,
         skipped=merged.skipped,
         search_score=None if reported is None else _finite(merge.score),
+        groups=merge.groups,
     )
 
 

@@ -21,9 +21,9 @@ from forkmerge.algorithms.events.run_events import OnEvent, RunFinished, RunStar
 from forkmerge.algorithms.events.send import ignore, sending
 from forkmerge.algorithms.floor import read_reference
 from forkmerge.algorithms.preflight import check_run
-from forkmerge.algorithms.resolved_config import advised, open_store, run_config, stored_training
+from forkmerge.algorithms.resolved_config import advised, environment, open_store, run_config, stored_training
 from forkmerge.algorithms.rounds import Rounds
-from forkmerge.algorithms.run_record import Run, environment
+from forkmerge.algorithms.run_record import Run
 from forkmerge.algorithms.settings import Settings
 from forkmerge.engine.executors.branch_execution import open_branches
 from forkmerge.engine.executors.branch_worker import TrainingJob

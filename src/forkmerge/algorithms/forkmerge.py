@@ -40,6 +40,9 @@ _PAPER: dict[str, Any] = {
     "tail_anneal": "linear",  # of a tail, which there is none
     "rule": "argmax",
     "per_round": None,
+    "previous_merges": None,
+    "average_iterates": None,
+    "layer_groups": None,
 }
 """Every option of `ForkMerge`, as the paper has it."""
 
@@ -99,6 +102,18 @@ class ForkMerge(Settings, Algorithm):
             train in every round. After a merge the better half of them stays, at most, and the others rest for those
             that have rested longest, by the rule of `Rotation`: many auxiliaries cost no more than few. A branch that
             returns forks from the merge, with the optimizer of the branch of the largest coefficient. None trains all.
+        previous_merges: How many of the last merges a search may take something of, as if they were branches: 1 is what
+            the branches were forked from, in round 1 the first weights. They cost no training. A merge is then never
+            worse on validation than they are. Coefficients call them "previous merge", "previous merge 2" and so on.
+            Takes their copies in memory. None has none.
+        average_iterates: Take the mean of so many iterates of a branch, evenly spaced over the last half of the round,
+            where it validates better than the branch itself: what is better enters the merge. It costs no training and
+            one validation pass per branch, and takes a copy of the parameters of every branch. None has none.
+        layer_groups: Groups of layers that get coefficients of their own: "modules", one group for every module at the
+            top of the model, or `{group: name of a module or parameter, or a list of them}`; those that are not named
+            are one more group, "rest". From the coefficients of the whole model, a second search moves those of one
+            group after the other to single branches; the guarantees and `rule` are the same. Few examples are soon
+            fitted so: many groups need many validation examples. None has one for all.
 
     Example:
         >>> import forkmerge as fm

@@ -14,8 +14,10 @@ from torch import nn
 from torch.utils.data import Subset
 
 from forkmerge.algorithms.mixtures import check_mixtures, reference_branch, scale_auxiliaries
+from forkmerge.engine.merging.layer_groups import LayerGroups
 from forkmerge.engine.merging.rules import ARGMAX, check_rule
 from forkmerge.engine.training.options import Mixture, Training
+from forkmerge.engine.training.state import Layout
 from forkmerge.errors import ProblemError, unknown_name
 from forkmerge.problem.batches import batches
 from forkmerge.problem.definition import Context, Evaluation, Problem, Stream
@@ -44,6 +46,8 @@ def check_run(problem: Problem, model: nn.Module, training: Training, settings: 
     mixtures = [scale_auxiliaries(m, problem.target, settings.auxiliary_scale) for m in mixtures]
     check_mixtures(problem, mixtures)
     check_search(settings, len(settings.rotation(problem).first()))
+    if settings.layer_groups is not None:
+        LayerGroups.of(settings.layer_groups, Layout(model))
     validation = problem.target_validation
     check_method(problem, training, mixtures)
     check_streams_in_turn(problem, training, mixtures)
@@ -169,11 +173,12 @@ def check_streams_in_turn(problem: Problem, training: Training, mixtures: list[M
 
 def check_search(settings: Any, branches: int) -> None:
     """Refuse a search that cannot serve the branches there are, or those that pruning leaves."""
-    settings.search_for(branches).check(branches)
-    check_rule(settings.rule, is_guarded=settings.search_for(branches).guarded)
+    count = settings.entrants(branches)
+    settings.search_for(count).check(count)
+    check_rule(settings.rule, is_guarded=settings.search_for(count).guarded)
     for fewer in range(min(settings.prune_to or 0, branches - 1), 0, -1):
         try:
-            settings.search_for(fewer).check(fewer)
+            settings.search_for(settings.entrants(fewer)).check(settings.entrants(fewer))
         except ProblemError as error:
             raise ProblemError(
                 f"prune_to={settings.prune_to} may leave fewer branches than the search can merge: {error}"

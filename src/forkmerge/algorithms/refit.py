@@ -37,6 +37,7 @@ def start_refit(run: RunState, mixtures: list[Mixture], target: str) -> None:
     run.branches = []  # before the new ones: both at once would be the peak of the whole run
     run.branches = [run.initial.clone() for _ in run.mixtures]
     run.merged.take_weights(run.initial)
+    run.earlier = []
     run.next_round()
 
 
@@ -90,15 +91,16 @@ def replay_merge(run: RunState, trained: TrainedRound, end: EndOfRound) -> tuple
     None if a branch that is needed has diverged, and a searched model is there to be returned instead.
     """
     assert run.selection is not None
-    searched, names, faults = run.searched_rounds, trained.names, end.find_faulty(trained)
-    position = len(run.rounds) - len(searched)
-    script = searched[position] if run.selection.replays else None
+    names, faults, script = trained.names, end.find_faulty(trained), run.script
+    position = len(run.rounds) - len(run.searched_rounds)
     if script is None and len(names) > 1:
         merge, kept = _fixed_merge(names, faults, end), names
         for name, reason in faults.items():
             run.note(f"round {run.round}: branch {name!r} got coefficient 0: {reason}")
     else:
-        merge = Merge(dict(script.coefficients) if script else {names[0]: 1.0}, -math.inf, {}, faults=faults)
+        groups = script.groups if script else None
+        shares = dict(script.coefficients) if script else {names[0]: 1.0}
+        merge = Merge(shares, -math.inf, {}, faults=faults, groups=groups)
         kept = taken_branches(run, position + 1, script.kept) if script else names
         for name, reason in faults.items():
             if merge.coefficients.get(name, 0.0) > 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import platform
 import shlex
 import warnings
 from collections.abc import Iterator, Mapping
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy
 import torch
 from torch import nn
 
@@ -37,6 +39,23 @@ def fixed_hash(model: nn.Module) -> str:
         digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+def environment(threads: int, device: torch.device) -> dict[str, Any]:
+    """Return the facts that a run's bits depend on."""
+    from forkmerge._version import __version__
+
+    return {
+        "forkmerge": __version__,
+        "torch": str(torch.__version__),  # a subclass of str, which the store refuses
+        "numpy": numpy.__version__,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "cores": os.cpu_count(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "threads": threads,
+    }
 
 
 def run_config(
@@ -144,6 +163,9 @@ _FORMER_OPTIONS: dict[str, dict[str, Any]] = {
         "tail_anneal": "linear",
         "rule": "argmax",
         "per_round": None,
+        "previous_merges": None,
+        "average_iterates": None,
+        "layer_groups": None,
     },
     "GradNorm": {"softmax": False, "weighted_heads": True, "gradients": None},
     "MGDA": {"gradients": None},

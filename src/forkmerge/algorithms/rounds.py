@@ -8,11 +8,13 @@ from typing import Any
 
 from torch import Tensor
 
+from forkmerge.algorithms.branches.iterates import add_iterates, with_means
+from forkmerge.algorithms.branches.next_branches import next_branches
 from forkmerge.algorithms.branches.probes import score_probes
 from forkmerge.algorithms.branches.rotation import go_on_with
 from forkmerge.algorithms.branches.tail import RoundSteps
 from forkmerge.algorithms.checkpoint import Phase, RunState, Snapshot, read_rounds
-from forkmerge.algorithms.end_of_round import EndOfRound, MergedRound, TrainedRound, prune, record_of
+from forkmerge.algorithms.end_of_round import EndOfRound, MergedRound, TrainedRound, record_of
 from forkmerge.algorithms.events.round_events import RoundEvents
 from forkmerge.algorithms.events.run_events import OnEvent
 from forkmerge.algorithms.floor import (
@@ -88,7 +90,7 @@ class Rounds:
     def _run(self) -> RunState:
         if not self._restore(self.store.load()):
             self._begin()
-        if len(self.state.mixtures) > 1 and self.state.phase is Phase.SEARCH:
+        if self.settings.entrants(len(self.state.mixtures)) > 1 and self.state.phase is Phase.SEARCH:
             self.validator.prepare_race()
         if self.state.phase is Phase.SEARCH:
             while self.state.round_start < self.steps:
@@ -123,7 +125,8 @@ class Rounds:
         kept = weights * len(mixtures) * rounds
         self.events.start_search(self.state, self.steps, target=self.target, seed=self.job.seed, branch_bytes=kept)
         training = self.job.training
-        cost = settings.cost_note(problem, mixtures, self.steps, training)
+        groups = 1 if self.end.groups is None else len(self.end.groups.names)
+        cost = settings.cost_note(problem, mixtures, self.steps, training, groups)
         notes = training.rate_note(self.binding.optimizer), cost, rotation.note(rounds)
         self.state.notes += [note for note in notes if note]
         if not settings.needs_search(len(mixtures)):
@@ -175,6 +178,8 @@ class Rounds:
                 mark == end or (mark - run.round_start) % self.validate_every == 0
             ):
                 take_snapshots(run, self.end, mark, self._fix_reference)
+            if mark in self._steps().iterates:
+                add_iterates(run, self.binding)
             is_due = mark != end and self.checkpoint_every and mark % self.checkpoint_every == 0
             if is_due or is_stop_requested():
                 self._save()
@@ -197,7 +202,7 @@ class Rounds:
 
     def _marks(self, start: int, end: int) -> list[int]:
         """The steps of a round at which training pauses."""
-        marks = {end, self._steps().tail}
+        marks = {end, self._steps().tail, *self._steps().iterates}
         if uses_snapshots(self.state, self.settings):
             marks |= set(range(start + self.validate_every, end, self.validate_every))
         if self.checkpoint_every:
@@ -244,17 +249,22 @@ class Rounds:
 
     def _merge(self) -> Round | None:
         """End the round and return its record; None if a refit must be given up."""
-        trained = self._trained()
-        result = self._replay(trained) if self.state.phase is Phase.REFIT else self._search(trained)
+        run, is_search = self.state, self.state.phase is Phase.SEARCH
+        self.binding.give_back()  # the gradients' memory, before a candidate needs as much
+        if is_search:
+            self.validator.start_round(run.round)
+            self._fix_reference()
+        trained = with_means(run, self._trained(), self.end)
+        result = self._search(trained) if is_search else replay_merge(run, trained, self.end)
         if result is None:
             return None
         merged, kept = result
-        run = self.state
         if merged.floor is not None:
             run.floor, run.shares_floor = merged.floor, False
         if not any(merged.merge.coefficients.values()):
             run.note(f"step {trained.end}: every branch was faulty; the last good state was kept")
         part_from_branch(run, trained.floor_branch, kept)
+        run.earlier = list(trained.earlier.values())[: max((self.settings.previous_merges or 1) - 1, 0)]
         every = self.settings.branches(self.job.problem, run.probes) if run.step < self._last_step() else ()
         go_on_with(run, kept, every, merged.merge.coefficients)
         return record_of(trained, merged, [mixture.name for mixture in run.mixtures], run.seconds)
@@ -277,7 +287,14 @@ class Rounds:
             merged=run.merged,
             floor=run.floor if shared is None else run.branches[shared],
             floor_branch=shared,
+            earlier=self._earlier(),
         )
+
+    def _earlier(self) -> dict[str, State]:
+        """Copies of the merges that the next one may take something of, by name: it is built where the last one is."""
+        names = self.settings.earlier_names
+        states = [self.state.merged.weights(), *self.state.earlier] if names else []
+        return dict(zip(names, states, strict=False))  # as many as there have been
 
     def _end_floor(self) -> None:
         """Keep the floor's last weights, for a comparison with the model that is returned."""
@@ -289,30 +306,17 @@ class Rounds:
     def _search(self, trained: TrainedRound) -> tuple[MergedRound, list[str]]:
         """Search the round's merge; return it, and the branches that go on."""
         run, settings, names = self.state, self.settings, trained.names
-        self.binding.give_back()  # the gradients' memory, before a candidate needs as much
-        self.validator.start_round(run.round)
-        self._fix_reference()
         if settings.keep_branches:
             weights = [State(s.step, s.rows, s.buffers).to_value() for s in trained.entering]
             self.store.keep_branches(dict(zip(names, weights, strict=True)), run.round)
-        merged = self.end.search(trained, settings.search_for(len(names)))
+        merged = self.end.search(trained, settings.search_for(len(trained.entrants)))
         merge = merged.merge
         for name, reason in merge.faults.items():
             run.note(f"round {run.round}: branch {name!r} got coefficient 0: {reason}")
         if settings.select == "best" and merge.score > run.best_score:
             run.best = Snapshot(merge.score, run.step, run.merged.weights())
-        if settings.per_round is not None and run.step < self.steps:
-            turns = [(set(r.branches), r.coefficients) for r in run.searched_rounds]
-            rotation = settings.rotation(self.job.problem, run.probes)
-            return merged, rotation.after([*turns, (names, merge.coefficients)])
-        is_pruned = any(ended.index >= settings.prune_after and ended.coefficients for ended in run.rounds)
-        if settings.prune_to is None or run.round < settings.prune_after or is_pruned or not merge.coefficients:
-            return merged, names
-        return merged, prune(trained, merge, self.target, settings.prune_to, settings.prune_keeps)
-
-    def _replay(self, trained: TrainedRound) -> tuple[MergedRound, list[str]] | None:
-        self.binding.give_back()
-        return replay_merge(self.state, trained, self.end)
+        is_last = run.step >= self.steps
+        return merged, next_branches(run, settings, self.job.problem, trained, merge, is_last=is_last)
 
     def _end_search(self) -> None:
         """Choose the model among the last or best merge and the floor; start the refit if there is one."""

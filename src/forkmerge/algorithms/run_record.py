@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
-import platform
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-import numpy
 import torch
 from torch import nn
 
@@ -19,7 +16,7 @@ from forkmerge.errors import printable
 from forkmerge.problem.display import Display, Displayed
 
 _MOST_BRANCHES = 8  # columns that can be read side by side
-_MOST_FAULTS = 20  # faults that a table's notes name
+_MOST_FAULTS = 20  # faults, and layer groups, that a table's notes name
 
 
 @dataclass(frozen=True)
@@ -35,6 +32,7 @@ class BranchRecord(Record):
         fault: Why the branch was given coefficient 0 without being tried, if it was.
         search_score: Its score in the metric of `search_by`, which ranked it; None where that is `score`.
         lr_scale: The branch's factor on the learning rate.
+        averaged: Of how many iterates the weights that entered are the mean; None where they are the branch's own.
     """
 
     not_finite: ClassVar[float | None] = None
@@ -47,6 +45,7 @@ class BranchRecord(Record):
     fault: str | None = None
     search_score: float | None = None
     lr_scale: float = 1.0
+    averaged: int | None = None
 
 
 @dataclass(frozen=True)
@@ -57,6 +56,7 @@ class Candidate(Record):
         coefficients: Λ by branch.
         score: Its validation score, in the metric of `search_by` where there is one; None if that is not finite.
         is_bound: Whether the candidate lost a race before all examples were evaluated: its score is at most `score`.
+        groups: Λ by layer group and branch, where groups have their own; `coefficients` are then their mean.
     """
 
     not_finite: ClassVar[float | None] = None
@@ -64,6 +64,7 @@ class Candidate(Record):
     coefficients: dict[str, float]
     score: float | None
     is_bound: bool = False
+    groups: dict[str, dict[str, float]] | None = None
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,8 @@ class Round(Record):
             `confidence` asks for it.
         skipped: Branches that a refit did not train: neither this merge nor a later one takes anything of them.
         search_score: Score of the merge in the metric of `search_by`, which chose it; None where that is `score`.
+        groups: Λ by layer group and branch, where groups have their own: `coefficients`, and so `relevance`, are then
+            means over the groups, each weighted by its parameters.
     """
 
     not_finite: ClassVar[float | None] = None
@@ -111,6 +114,7 @@ class Round(Record):
     certainty: float | None = None
     skipped: list[str] = field(default_factory=list)
     search_score: float | None = None
+    groups: dict[str, dict[str, float]] | None = None
 
     @property
     def error(self) -> str | None:
@@ -191,7 +195,7 @@ class Run(Record, Displayed):
         if self.final == "floor":
             return {self.target: 1.0}
         behind = self.searched or self.rounds  # a refit of fixed coefficients has searched nothing
-        rounds = [r for r in behind if r.coefficients and r.end <= self.last_step]
+        rounds = [r for r in behind if r.coefficients and r.relevance and r.end <= self.last_step]
         total = sum(r.end - r.start for r in rounds)
         tasks = dict.fromkeys(task for r in rounds for task in r.relevance)
         return {t: sum(r.relevance.get(t, 0.0) * (r.end - r.start) for r in rounds) / total for t in tasks}
@@ -256,6 +260,7 @@ class Run(Record, Displayed):
             if len(r.branches) > 1:
                 shares = show_shares(r.coefficients) or "all faulty"
                 lines.append(f"  round {r.index:<3} step {r.end:<7} {r.reached or 'score –'}  {shares}")
+                lines += [f"  {text}" for text in _group_shares(r)]
         lines += [f"  note: {note}" for note in (*self.notes, *self.remarks)]
         return printable("\n".join([*lines, *(f"  {text}" for text in self.legend)]))
 
@@ -288,7 +293,10 @@ def rounds_table(
         with_costs: Add how many candidates were tried, and the seconds.
         most_branches: Columns of branches; where there are more, only the heaviest of each round is named.
     """
-    names = list(dict.fromkeys(name for r in rounds for name in r.branches))
+    # Branches first, then earlier merges, where some were among what a merge could take.
+    names = list(
+        dict.fromkeys(name for part in ("branches", "coefficients") for r in rounds for name in getattr(r, part))
+    )
     score, sign = shown_score(rounds)
     few = len(names) <= most_branches
     columns = [Column("round", is_words=True), Column("step", decimals=0)]
@@ -311,16 +319,20 @@ def rounds_table(
     faults = tuple(f"round {r.index}: {name}: {b.fault}" for r in rounds for name, b in r.branches.items() if b.fault)
     own = f"coefficients by branch, each with the branch's own {score} in brackets"
     title = own if with_branch_scores else "Rounds"
-    return Table(title, tuple(columns), tuple(rows), faults[:_MOST_FAULTS])
+    groups = tuple(text for r in rounds for text in _group_shares(r))
+    return Table(title, tuple(columns), tuple(rows), (*faults[:_MOST_FAULTS], *groups[:_MOST_FAULTS]))
+
+
+def _group_shares(r: Round) -> list[str]:
+    """The coefficients of layer groups, where they have their own: the table shows their means."""
+    return [f"round {r.index}: {group}: {show_shares(shares)}" for group, shares in (r.groups or {}).items()]
 
 
 def _share(r: Round, name: str, sign: int) -> Cell:
     """A branch's coefficient, and its score with that sign; without it where the sign is 0."""
-    if name not in r.branches:
-        return Cell()
-    if name not in r.coefficients:
-        return Cell(text="faulty")
-    score = r.branches[name].score if sign else None
+    if name not in r.coefficients or name in r.skipped:
+        return Cell(text="faulty") if name in r.branches else Cell()
+    score = r.branches[name].score if sign and name in r.branches else None
     if score is None:
         return Cell(r.coefficients[name])
     return Cell(text=f"{show_share(r.coefficients[name])} ({show_number(sign * score)})")
@@ -330,20 +342,3 @@ def _heaviest(r: Round) -> list[Cell]:
     name = max(r.coefficients, key=r.coefficients.__getitem__, default="")
     taken = sum(value > 0 for value in r.coefficients.values())
     return [Cell(text=name), Cell(r.coefficients.get(name)), Cell(float(taken))]
-
-
-def environment(threads: int, device: torch.device) -> dict[str, Any]:
-    """Return the facts that a run's bits depend on."""
-    from forkmerge._version import __version__
-
-    return {
-        "forkmerge": __version__,
-        "torch": str(torch.__version__),  # a subclass of str, which the store refuses
-        "numpy": numpy.__version__,
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "cpu": torch.backends.cpu.get_cpu_capability(),
-        "cores": os.cpu_count(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        "threads": threads,
-    }

@@ -10,6 +10,8 @@ from typing import Any, Literal
 from forkmerge.algorithms.branches.rotation import Rotation
 from forkmerge.algorithms.mixtures import Mixed, Mixtures, check_mixtures, mixtures_from, scale_auxiliaries
 from forkmerge.engine.executors.resources import check_descriptors
+from forkmerge.engine.merging.group_search import group_evaluations
+from forkmerge.engine.merging.layer_groups import check_layer_groups
 from forkmerge.engine.merging.rules import ARGMAX, RULES
 from forkmerge.engine.merging.searches import Fixed, Greedy, Grid, Search, search_from
 from forkmerge.engine.storage.run_folder import CHECKPOINTS_KEPT
@@ -27,7 +29,12 @@ GRID, GREEDY = Grid(5), Greedy((0.0, 0.2, 0.4, 0.6, 0.8, 1.0))
 
 _PASSES_OF_STEP, _MOST_SEARCH = 3, 0.1  # forward and backward, in forward passes; the share of training that is much
 _FLAGS = ("refit", "floor", "keep_branches")
-_COUNTS = ("interval", "search_examples", "validate_every", "bn_batches", "prune_to", "prune_after", "per_round")
+_COUNTS = (
+    *("interval", "search_examples", "validate_every", "bn_batches", "prune_to", "prune_after", "per_round"),
+    *("previous_merges", "average_iterates"),
+)
+PREVIOUS = "previous merge"
+"""How coefficients call the merge before, which is what the branches were forked from."""
 _CHOICES = {
     "checkpoint": ("last", "best_in_interval", "best_so_far"),
     "bn": ("average", "recompute"),
@@ -68,12 +75,16 @@ class Settings:
     tail_anneal: Literal["linear", "none"] = "linear"
     rule: Literal["argmax", "one_standard_error", "bagged"] = "argmax"
     per_round: int | None = None
+    previous_merges: int | None = None
+    average_iterates: int | None = None
+    layer_groups: Literal["modules"] | Mapping[str, str | Sequence[str]] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mixtures", mixtures_from(self.mixtures))
         object.__setattr__(self, "search", search_from(self.search))
         object.__setattr__(self, "method", method_from(self.method))
         check_search_by(self.search_by)
+        check_layer_groups(self.layer_groups)
         for name, allowed in _CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise ProblemError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}.")
@@ -85,6 +96,13 @@ class Settings:
                 check_count(name, value)
         if self.per_round is not None and self.prune_to is not None:
             raise ProblemError("prune_to ends branches for good and per_round lets them take turns: choose one.")
+        if self.average_iterates == 1:
+            raise ProblemError("average_iterates must be at least 2, or None: the mean of one iterate is itself.")
+        for name in ("previous_merges", "layer_groups"):
+            if getattr(self, name) is not None and isinstance(self.search, Search) and not self.search.guarded:
+                raise ProblemError(
+                    f"{name} is for coefficients that are searched, and fixed ones are not: leave it out."
+                )
         scale = self.auxiliary_scale
         if not isinstance(scale, int | float) or not (math.isfinite(scale) and scale > 0):
             raise ProblemError(f"auxiliary_scale must be positive and finite, got {self.auxiliary_scale!r}.")
@@ -105,7 +123,24 @@ class Settings:
         """All branches of a run, auxiliary weights scaled."""
         mixtures = [self._scaled(mixture, problem) for mixture in self.constructor.build(problem, probe_scores)]
         check_mixtures(problem, mixtures)
+        taken = [mixture.name for mixture in mixtures if mixture.name in self.earlier_names]
+        if taken:
+            raise ProblemError(f"a branch is called {taken[0]!r}, as an earlier merge is: give it another name.")
         return mixtures
+
+    @property
+    def earlier_names(self) -> list[str]:
+        """How coefficients call the earlier merges that a search may take, the last one first."""
+        return [PREVIOUS if back == 1 else f"{PREVIOUS} {back}" for back in range(1, (self.previous_merges or 0) + 1)]
+
+    def entrants(self, branches: int) -> int:
+        """How many coefficients a merge of so many branches has at most: earlier merges have one, too."""
+        return branches + (self.previous_merges or 0)
+
+    def evaluations(self, branches: int, groups: int = 1) -> int:
+        """How many candidates a search among so many branches scores at most, the branches themselves included."""
+        count = self.entrants(branches)
+        return self.search_for(count).evaluations(count) + (group_evaluations(count, groups) if groups > 1 else 0)
 
     def rotation(self, problem: Problem, probe_scores: Mapping[str, float] | None = None) -> Rotation:
         """Which of the branches every round trains; without scores of probes, how many is right."""
@@ -139,6 +174,8 @@ class Settings:
         """Whether a run searches before it refits: not where coefficients are fixed and nothing else is chosen."""
         if not self.refit or self.select == "best" or self.floor:
             return True
+        if self.previous_merges is not None or self.average_iterates is not None:
+            return True
         if branches == 1:
             return False
         chooses = self.checkpoint != "last" or self.confidence is not None
@@ -170,7 +207,9 @@ class Settings:
     def _most_branches(self, problem: Problem) -> int:
         return len(self.rotation(problem).first())
 
-    def cost_note(self, problem: Problem, mixtures: Sequence[Mixture], steps: int, training: Training) -> str | None:
+    def cost_note(
+        self, problem: Problem, mixtures: Sequence[Mixture], steps: int, training: Training, groups: int = 1
+    ) -> str | None:
         """Say it where a rule makes ranking and search take more than a tenth of training, counted in examples."""
         size, count = problem.target_validation.size, len(mixtures)
         if self.rule == ARGMAX or count < 2:
@@ -178,12 +217,13 @@ class Settings:
         sizes = [(stream.tasks, stream.batch_size * training.accumulate) for stream in problem.stream_map.values()]
         per_step = sum(batch for m in mixtures for tasks, batch in sizes if m.active(tasks))
         trained = _PASSES_OF_STEP * per_step * self.interval_of(steps)
-        candidates = self.search_for(count).evaluations(count) - count + 1
+        ranked = self.entrants(count) + (count if self.average_iterates else 0)
+        candidates = self.evaluations(count, groups) - self.entrants(count) + 1
         seen = min(self.search_examples or size, size)
-        share = (count * size + candidates * seen) / trained
+        share = (ranked * size + candidates * seen) / trained
         if share <= _MOST_SEARCH:
             return None
-        fewer = int((_MOST_SEARCH * trained - count * size) / candidates)
+        fewer = int((_MOST_SEARCH * trained - ranked * size) / candidates)
         advice = f"search_examples={fewer}" if fewer >= 2 else "a longer interval"
         return (
             f"rule={self.rule!r} looks at {seen} validation examples for each of up to {candidates} candidates: "
@@ -214,6 +254,7 @@ def disk_of_run(settings: Settings, sizes: StateSizes, first: int, in_all: int, 
     """
     weights = sizes.weights + sizes.buffers
     held = 2 * settings.refit + (settings.select == "best") + first * (settings.checkpoint != "last")
+    held += max((settings.previous_merges or 1) - 1, 0) + (first if settings.average_iterates and inside else 0)
     checkpoint = (1 + held) * weights + first * (sizes.optimizer + sizes.buffers)
     checkpoint += settings.floor * (weights + sizes.optimizer) + (first * sizes.weights if inside else 0)
     kept = in_all * weights if settings.keep_branches else 0

@@ -227,6 +227,7 @@ class ValidatedMerge(MergeProblem):
         validator: Scores states.
         execution: Measures whole passes of several candidates at once, where it has workers.
         request: What workers are asked about a combination, without its coefficients.
+        earlier: How many of the names, the last, are those of earlier merges.
 
     Attributes:
         race: The race over examples, where scores add up over them; None before the search, too.
@@ -241,8 +242,11 @@ class ValidatedMerge(MergeProblem):
         validator: Validator,
         execution: BranchExecution,
         request: MeasureRequest,
+        *,
+        earlier: int = 0,
     ) -> None:
-        super().__init__(names, faults, on_sample=validator.search_examples is not None)
+        on_sample = validator.search_examples is not None
+        super().__init__(names, faults, on_sample=on_sample, earlier=earlier, groups=blend.groups)
         self.blend, self.validator, self.execution, self.request = blend, validator, execution, request
         self.race: ExampleRace | None = None
         self.metrics: dict[Coefficients, dict[str, float]] = {}

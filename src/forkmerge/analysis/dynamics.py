@@ -37,7 +37,10 @@ def coefficient_history(runs: Sequence[Run]) -> CoefficientHistory:
     searched = [run.searched for run in runs]
     target = _same("target", [run.target for run in runs])
     steps = _same("steps of the merges", [tuple(r.end for r in rounds) for rounds in searched])
-    branches = tuple(dict.fromkeys(name for rounds in searched for r in rounds for name in r.branches))
+    each = [r for rounds in searched for r in rounds]
+    branches = tuple(
+        dict.fromkeys([*(n for r in each for n in r.branches), *(n for r in each for n in r.coefficients)])
+    )
     tasks = tuple(dict.fromkeys(task for rounds in searched for r in rounds for task in r.relevance))
     values = {
         name: [[rounds[i].coefficients.get(name, 0.0) for rounds in searched] for i in range(len(steps))]

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from forkmerge.algorithms.fit import build_model
 from forkmerge.algorithms.mixtures import is_target_only, reference_branch
 from forkmerge.algorithms.run_record import Round, Run
+from forkmerge.algorithms.settings import Settings
 from forkmerge.analysis.combination_scores import CombinationScores, ReplayedMerge
 from forkmerge.analysis.combinations import copy_state
 from forkmerge.analysis.merge_results import Counterfactual, Replay, Survival
@@ -257,11 +258,7 @@ def open_round(folder: str | os.PathLike[str], recipe: Recipe, index: int) -> Sa
     saved = store.load_branches(index)
     seed, settings = run.seed, recipe.algorithm.settings(recipe.problem)
     problem = searched_by(recipe.problem.sealed(), settings.search_by)
-    if settings.search_for(len(saved)).beyond_one:
-        raise StoreError(
-            f"{os.fspath(folder)} was searched among sums of updates, and their fork points are not kept with the "
-            "branches: such a round cannot be asked again."
-        )
+    _check_replayable(settings, len(saved), os.fspath(folder))
     training = Training(
         recipe.optimizer,
         scheduler=recipe.options.get("scheduler"),
@@ -290,6 +287,20 @@ def open_round(folder: str | os.PathLike[str], recipe: Recipe, index: int) -> Sa
         seed=seed,
         rule=settings.rule,
     )
+
+
+def _check_replayable(settings: Settings, branches: int, folder: str) -> None:
+    """Refuse rounds whose candidates were made of more than the branches that are kept."""
+    reasons = {
+        "sums of updates, and their fork points are": settings.search_for(settings.entrants(branches)).beyond_one,
+        "previous merges, too, and these are": settings.previous_merges is not None,
+        "coefficients of layer groups, and what these are is": settings.layer_groups is not None,
+    }
+    for reason, is_so in reasons.items():
+        if is_so:
+            raise StoreError(
+                f"{folder} was searched among {reason} not kept with the branches: such a round cannot be asked again."
+            )
 
 
 def _finished_round(store: RunFolder, folder: str, target: str, index: int) -> tuple[Run, Round]:

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from forkmerge.algorithms.run_record import environment
+from forkmerge.algorithms.resolved_config import environment
 from forkmerge.cli.compare import carry_out
 from forkmerge.cli.demo_figure import coefficients_figure
 from forkmerge.cli.demo_text import conclude, print_report

@@ -16,7 +16,9 @@ def memory_of_run(settings: Settings, sizes: StateSizes, branches: int, workers:
     """Return the bytes of all states: B(1 + s) + 2 model sizes, and what the options add."""
     branch = sizes.weights + sizes.buffers + sizes.optimizer
     held = 2 * settings.refit + (settings.select == "best") + branches * (settings.checkpoint != "last")
-    held += settings.search_for(branches).beyond_one  # the fork point, while candidates are built where it was
+    # The fork point, while candidates are built where it was, and merges before it.
+    held += max(settings.search_for(branches).beyond_one, settings.previous_merges or 0)
+    held += branches if settings.average_iterates else 0
     parts = {
         "branches": (branches + settings.floor) * branch,
         "merged": sizes.weights + sizes.buffers,

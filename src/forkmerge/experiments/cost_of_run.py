@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
+from forkmerge.algorithms.branches.iterates import iterate_steps
 from forkmerge.algorithms.branches.round_sizes import RoundSize, round_sizes, steps_by_phase
 from forkmerge.algorithms.composed import Composed
 from forkmerge.algorithms.fit import build_model, check_numbers
@@ -24,9 +25,10 @@ from forkmerge.engine.executors.branch_execution import BranchExecution, open_br
 from forkmerge.engine.executors.branch_worker import Segment, TrainingJob
 from forkmerge.engine.executors.devices import resolve_workers
 from forkmerge.engine.executors.serial import SerialExecutor
+from forkmerge.engine.merging.layer_groups import LayerGroups
 from forkmerge.engine.merging.rules import ARGMAX, BAGGED
 from forkmerge.engine.training.options import Mixture
-from forkmerge.engine.training.state import State, StateSizes
+from forkmerge.engine.training.state import Layout, State, StateSizes
 from forkmerge.experiments.bytes_of_run import memory_of_run, sizes_of
 from forkmerge.experiments.pretraining import first_model
 from forkmerge.experiments.recipe import Recipe
@@ -113,9 +115,10 @@ def estimate_run(recipe: Recipe, *, workers: int | None = None, timed_steps: int
         timing = _time_branches(job, settings, timed_steps)
     branches, probes = timing.branches, timing.probes
     rounds = round_sizes(settings, problem, steps, paired=training.paired)
-    passes = _count_passes(settings, problem, rounds, len(probes))
+    groups = 1 if settings.layer_groups is None else len(LayerGroups.of(settings.layer_groups, Layout(model)).names)
+    passes = _count_passes(settings, problem, rounds, len(probes), groups)
     training_seconds = _training_seconds(settings, problem, rounds, timing, workers)
-    training_seconds += _bn_batches(settings, model, rounds) * branches[0].seconds_per_step
+    training_seconds += _bn_batches(settings, model, rounds, groups) * branches[0].seconds_per_step
     seconds = {"training": training_seconds, "validation": passes["total"] * timing.seconds_per_pass}
     cost = RunCost(
         algorithm=type(algorithm).__name__,
@@ -191,7 +194,9 @@ def _trains_alone(cost: BranchCost, target: str) -> bool:
     return [task for task, weight in cost.task_weights.items() if weight > 0] == [target]
 
 
-def _count_passes(settings: Settings, problem: Problem, rounds: Sequence[RoundSize], probes: int) -> dict[str, float]:
+def _count_passes(
+    settings: Settings, problem: Problem, rounds: Sequence[RoundSize], probes: int, groups: int
+) -> dict[str, float]:
     """Return the validation passes of the first merge and of the whole search, at most."""
     if not settings.needs_search(rounds[0].branches):
         return {"per merge": 0.0, "total": 1.0}  # the one that tries the metrics before training
@@ -202,27 +207,35 @@ def _count_passes(settings: Settings, problem: Problem, rounds: Sequence[RoundSi
 
     def of(r: RoundSize) -> float:
         # The vertices of the search are the branches themselves, which are scored anyway, and so is what is returned.
-        blends = _count_blends(settings, r.branches)
+        blends, entrants = _count_blends(settings, r.branches, groups), settings.entrants(r.branches)
         ranked = math.ceil(r.steps / every) * r.branches if snapshots else r.branches
+        # Every earlier merge that may be taken, and the mean of every branch's iterates, is scored like a branch.
+        ranked += entrants - r.branches + _count_means(settings, r)
         if settings.search_examples is None:
             return ranked + blends + r.has_floor
         # Fixed coefficients are not searched, so their one blend is scored on all examples only.
-        searched = blends if settings.search_for(r.branches).guarded else 0
-        return ranked + (blends > 0) + r.has_floor + share * (r.branches + searched)
+        searched = blends if settings.search_for(entrants).guarded else 0
+        return ranked + (blends > 0) + r.has_floor + share * (entrants + searched)
 
     total = sum(r.count * of(r) for r in rounds) + probes + 1  # the one that tries the metrics before training
     return {"per merge": of(rounds[0]), "total": total}
 
 
-def _count_blends(settings: Settings, branches: int) -> int:
+def _count_means(settings: Settings, r: RoundSize) -> int:
+    """Return how many means of iterates a round has; one that is too short has none."""
+    return r.branches if iterate_steps(settings.average_iterates, 0, r.steps) else 0
+
+
+def _count_blends(settings: Settings, branches: int, groups: int) -> int:
     """Return how many combinations of several branches a merge tries at most."""
-    search = settings.search_for(branches)
-    if branches == 1:
+    entrants = settings.entrants(branches)
+    search = settings.search_for(entrants)
+    if entrants == 1:
         return 0
     if not search.guarded:
         return 1
     others = (settings.rule != ARGMAX) + (settings.rule == BAGGED)  # uniform coefficients, and the mean of the winners
-    return max(search.evaluations(branches) - branches, 0) + others
+    return max(settings.evaluations(branches, groups) - entrants, 0) + others
 
 
 def _time_steps(execution: BranchExecution, mixture: Mixture, state: State, steps: int) -> tuple[BranchCost, State]:
@@ -278,11 +291,12 @@ def _makespan(seconds: Sequence[float], workers: int) -> float:
     return max([*seconds, sum(seconds) / workers])  # branches change workers where that keeps all busy
 
 
-def _bn_batches(settings: Settings, model: nn.Module, rounds: Sequence[RoundSize]) -> int:
+def _bn_batches(settings: Settings, model: nn.Module, rounds: Sequence[RoundSize], groups: int) -> int:
     """Forward passes that recompute BatchNorm statistics, for every blend tried and every one that a refit installs."""
     norms = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
     if settings.bn != "recompute" or not norms:
         return 0
-    installed = settings.refit * sum(r.count * (r.branches > 1) for r in rounds)
-    blends = sum(r.count * _count_blends(settings, r.branches) for r in rounds)
+    means = sum(r.count * _count_means(settings, r) for r in rounds)
+    installed = settings.refit * (means + sum(r.count * (settings.entrants(r.branches) > 1) for r in rounds))
+    blends = means + sum(r.count * _count_blends(settings, r.branches, groups) for r in rounds)
     return settings.bn_batches * (blends * settings.needs_search(rounds[0].branches) + installed)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from forkmerge.algorithms.checkpoint import RunState
 from forkmerge.engine.training.options import Mixture
+from forkmerge.engine.training.state import State
 
 Turn = tuple[Collection[str], Mapping[str, float]]
 """The branches that a round trained, and the coefficients of its merge."""
@@ -89,7 +90,8 @@ def go_on_with(
     """Let a run, after a merge, go on with the branches of some names.
 
     One that has rested forks from the merge like all others. Its optimizer is that of the branch of the largest
-    coefficient, for its own would be as old as its last turn; a method, which weighs tasks of a mixture, begins anew.
+    coefficient, for its own would be as old as its last turn; it is a fresh one where the merge took earlier merges
+    only. A method, which weighs tasks of a mixture, begins anew.
 
     Args:
         run: Where the run stands.
@@ -99,8 +101,16 @@ def go_on_with(
     """
     trained = dict(zip((mixture.name for mixture in run.mixtures), run.branches, strict=True))
     source = trained[max(trained, key=lambda name: coefficients.get(name, 0.0))]
+    is_taken = any(coefficients.get(name, 0.0) for name in trained)
     run.keep(names)
     kept = dict(zip((mixture.name for mixture in run.mixtures), run.branches, strict=True))
     branches = {mixture.name: mixture for mixture in (*every, *run.mixtures)}
     run.mixtures = [mixture for name, mixture in branches.items() if name in names]
-    run.branches = [kept[m.name] if m.name in kept else replace(source.clone(), method={}) for m in run.mixtures]
+    run.branches = [kept[m.name] if m.name in kept else _returned(source, is_taken) for m in run.mixtures]
+
+
+def _returned(source: State, is_taken: bool) -> State:
+    state = replace(source.clone(), method={})
+    if not is_taken:  # a merge of earlier merges alone: no optimizer comes with it
+        state.reset_optimizer()
+    return state

@@ -1,9 +1,10 @@
-"""The tail of a round: its last steps, in which every branch trains on the target alone while its rate falls."""
+"""The steps of a round, and its tail: the last, in which every branch trains on the target alone at falling rates."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from forkmerge.algorithms.branches.iterates import iterate_steps
 from forkmerge.algorithms.checkpoint import Phase
 from forkmerge.algorithms.settings import Settings
 from forkmerge.engine.executors.branch_worker import Segment
@@ -26,6 +27,7 @@ class RoundSteps:
         tail: The first step of the tail; `end` where there is none.
         end: The step after the last.
         anneals: Whether the learning rate falls in the tail.
+        iterates: The steps whose iterates are averaged.
     """
 
     phase: Phase
@@ -33,11 +35,13 @@ class RoundSteps:
     tail: int
     end: int
     anneals: bool
+    iterates: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, settings: Settings, phase: Phase, target: str, start: int, end: int) -> RoundSteps:
         """Return the steps of the round that forked at `start`."""
-        return cls(phase, target, end - settings.tail_steps(end - start), end, settings.anneals)
+        iterates = iterate_steps(settings.average_iterates, start, end)
+        return cls(phase, target, end - settings.tail_steps(end - start), end, settings.anneals, tuple(iterates))
 
     def segment(self, mixture: Mixture, start: int, mark: int, *, is_floor: bool = False) -> Segment:
         """Return a branch's steps from `start` to `mark`, which lie on one side of the tail's first.

@@ -18,7 +18,7 @@ import torch
 
 from forkmerge.algorithms.events.run_events import Notice, OnEvent
 from forkmerge.algorithms.events.send import ignore
-from forkmerge.algorithms.run_record import environment
+from forkmerge.algorithms.resolved_config import environment
 from forkmerge.algorithms.table_data import show_metrics
 from forkmerge.analysis.advice import ShortRun, advise, affinity, probe_settings
 from forkmerge.analysis.diagnosis.budget import (

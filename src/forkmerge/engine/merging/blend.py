@@ -15,6 +15,7 @@ from forkmerge.engine.merging.arithmetic import (
     normalised,
     rest_of,
 )
+from forkmerge.engine.merging.layer_groups import LayerGroups
 from forkmerge.engine.training.model_binding import ModelBinding
 from forkmerge.engine.training.state import State
 from forkmerge.errors import ProblemError
@@ -24,42 +25,72 @@ Refresh = Callable[[State], None]
 
 
 def blend_weights(
-    binding: ModelBinding, states: Sequence[State], coefficients: Coefficients, out: State, origin: State | None = None
+    binding: ModelBinding,
+    states: Sequence[State],
+    coefficients: Coefficients,
+    out: State,
+    origin: State | None = None,
+    groups: LayerGroups | None = None,
 ) -> State:
     """Write θ_r + Σ_{k≠r} Λ_k (θ_k − θ_r) into `out`; a single branch is returned itself, bit for bit.
 
     Coefficients that do not sum to 1 are those of updates: θ_0 + Σ_k Λ_k (θ_k − θ_0), θ_0 the fork point `origin`.
     Floating buffers (BN statistics among them) are combined like parameters, with coefficients that are normalised:
     statistics are no updates. Integer ones, and those whose shape differs between branches, come from the heaviest
-    branch.
+    branch. Coefficients by layer group (see `LayerGroups`) merge each group's parameters and buffers with its own.
+    `out` may be one of the states.
     """
     if is_vertex(coefficients):
         return states[coefficients.index(1.0)]
-    blend_rows(states, coefficients, out, origin)
-    out.buffers = {}
-    used = [(state, share) for state, share in zip(states, normalised(coefficients), strict=True) if share != 0]
-    shares = [share for _, share in used]
-    for name in {name: None for state, _ in used for name in state.buffers}:
-        values = [binding.buffer(state, name) for state, _ in used]
-        top = values[heaviest(shares)]
-        same = all(value.shape == top.shape and value.dtype == top.dtype for value in values)
-        out.buffers[name] = merge_tensors(values, shares) if same else top.clone()
-    out.step = states[0].step
+    blend_rows(states, coefficients, out, origin, groups)
+    whole = len(coefficients) == len(states) or groups is None
+    parts = [coefficients] if whole or groups is None else groups.parts(coefficients)
+    used = [state for state, *shares in zip(states, *parts, strict=True) if any(shares)]
+    buffers: dict[str, Tensor] = {}
+    for name in {name: None for state in used for name in state.buffers}:
+        part = parts[0 if whole or groups is None else groups.group_of(name)]
+        buffers[name] = _blend_buffer(binding, name, states, normalised(part))
+    out.buffers, out.step = buffers, states[0].step
     return out
 
 
-def blend_rows(states: Sequence[State], coefficients: Coefficients, out: State, origin: State | None = None) -> None:
+def _blend_buffer(binding: ModelBinding, name: str, states: Sequence[State], coefficients: Coefficients) -> Tensor:
+    used = [(state, share) for state, share in zip(states, coefficients, strict=True) if share != 0]
+    shares = [share for _, share in used]
+    values = [binding.buffer(state, name) for state, _ in used]
+    top = values[heaviest(shares)]
+    same = all(value.shape == top.shape and value.dtype == top.dtype for value in values)
+    return merge_tensors(values, shares) if same else top.clone()
+
+
+def blend_rows(
+    states: Sequence[State],
+    coefficients: Coefficients,
+    out: State,
+    origin: State | None = None,
+    groups: LayerGroups | None = None,
+) -> None:
     """Write the merged parameters into `out`."""
-    rest = rest_of(coefficients)
-    if rest == 0:
+    if groups is None or len(coefficients) == len(states):
         for name, row in out.rows.items():
-            merge_into(row, [state.rows[name] for state in states], coefficients)
+            _blend_piece(row, name, slice(None), states, coefficients, origin)
+        return
+    parts = groups.parts(coefficients)
+    for name, row in out.rows.items():
+        for start, end, group in groups.pieces[name]:
+            _blend_piece(row, name, slice(start, end), states, parts[group], origin)
+
+
+def _blend_piece(
+    row: Tensor, name: str, piece: slice, states: Sequence[State], coefficients: Coefficients, origin: State | None
+) -> None:
+    rest, rows = rest_of(coefficients), [state.rows[name][piece] for state in states]
+    if rest == 0:
+        merge_into(row[piece], rows, coefficients)
         return
     if origin is None:
         raise ProblemError(f"coefficients that sum to {1 - rest:.7g} need the common fork point of the branches.")
-    for name, row in out.rows.items():
-        rows = [state.rows[name] for state in (*states, origin)]
-        merge_into(row, rows, (*coefficients, rest), signed=True)
+    merge_into(row[piece], [*rows, origin.rows[name][piece]], (*coefficients, rest), signed=True)
 
 
 class Blender:
@@ -75,6 +106,7 @@ class Blender:
         refresh: Called on a new combination, e.g. to recompute BatchNorm statistics. A single branch is a trained
             model, not a mixture, and keeps its own.
         origin: The common fork point, for coefficients that do not sum to 1; another state than `out`.
+        groups: The layer groups, for coefficients of each.
     """
 
     def __init__(
@@ -84,9 +116,10 @@ class Blender:
         out: State,
         refresh: Refresh | None = None,
         origin: State | None = None,
+        groups: LayerGroups | None = None,
     ) -> None:
         self.binding, self.states, self.out, self.refresh = binding, states, out, refresh
-        self.origin = origin
+        self.origin, self.groups = origin, groups
         self._buffers: dict[Coefficients, dict[str, Tensor]] = {}
         self._is_finite: dict[Coefficients, bool] = {}
         self._built: Coefficients | None = None
@@ -100,10 +133,10 @@ class Blender:
             return self.out
         self._built = self._attached = None  # until it is whole
         if coefficients in self._buffers:
-            blend_rows(self.states, coefficients, self.out, self.origin)
+            blend_rows(self.states, coefficients, self.out, self.origin, self.groups)
             self.out.buffers = dict(self._buffers[coefficients])
         else:
-            blend_weights(self.binding, self.states, coefficients, self.out, self.origin)
+            blend_weights(self.binding, self.states, coefficients, self.out, self.origin, self.groups)
             if self.refresh is not None:
                 self.refresh(self.out)
             self._buffers[coefficients] = dict(self.out.buffers)

@@ -116,8 +116,9 @@ class Candidates:
         return [self._entrants[self._key(candidate)][1] for candidate in candidates]
 
     def _guides(self, candidates: Sequence[Coefficients], guides: Sequence[Coefficients]) -> list[Coefficients]:
-        singles = [v for b, v in enumerate(vertices(len(candidates[0]))) if any(c[b] > 0 for c in candidates)]
-        keys = [self._key(guide) for guide in guides or singles]
+        if not guides:
+            guides = [v for b, v in enumerate(vertices(len(candidates[0]))) if any(c[b] > 0 for c in candidates)]
+        keys = [self._key(guide) for guide in guides]
         return [self._entrants[key][0] for key in keys if key in self._settled]
 
     def _add(self, coefficients: Coefficients, entrant: Entrant) -> None:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 
 from forkmerge.engine.merging.arithmetic import Coefficients, vertices
 from forkmerge.engine.merging.candidates import Candidates
+from forkmerge.engine.merging.group_search import search_groups
+from forkmerge.engine.merging.layer_groups import LayerGroups, collapsed, expanded
 from forkmerge.engine.merging.race import Entrant, ScoredEntrant
 from forkmerge.engine.merging.rules import CostTable, Rule, is_within
 from forkmerge.engine.merging.searches import Search, best_of
@@ -20,18 +22,28 @@ _ARGMAX = Rule()
 class MergeProblem(ABC):
     """The branches of one merge, and how combinations of them are scored.
 
-    A combination has one coefficient per branch, faulty ones included, and is scored exactly as it would be installed.
+    A combination has one coefficient per branch, faulty ones included, and is scored exactly as it would be installed;
+    where there are layer groups, it may have one per branch and group.
 
     Args:
-        names: Branch names.
+        names: Branch names; those of earlier merges, which may be taken like a branch, come last.
         faults: Why a branch is known to be unusable, by name.
         on_sample: Whether the search sees a sub-sample of the validation data; its winner is then confirmed on all.
+        earlier: How many of the names are those of earlier merges.
+        groups: The layer groups that may have coefficients of their own.
     """
 
     def __init__(
-        self, names: Sequence[str], faults: Mapping[str, str] | None = None, *, on_sample: bool = False
+        self,
+        names: Sequence[str],
+        faults: Mapping[str, str] | None = None,
+        *,
+        on_sample: bool = False,
+        earlier: int = 0,
+        groups: LayerGroups | None = None,
     ) -> None:
         self.names, self.faults, self.on_sample = tuple(names), dict(faults or {}), on_sample
+        self.branches, self.groups = len(names) - earlier, groups
 
     @abstractmethod
     def score_branch(self, index: int) -> float:
@@ -66,17 +78,25 @@ class MergeProblem(ABC):
         )
 
 
+Groups = dict[str, dict[str, float]]
+"""Coefficients by layer group and branch."""
+
+
 @dataclass
 class Merge:
     """What a search chose.
 
     Args:
-        coefficients: Λ by branch name; empty when no branch could be used.
+        coefficients: Λ by branch name; empty when no branch could be used. Where layer groups have their own, their
+            mean, each group weighted by its parameters.
         score: Validation score of the merged state, −∞ when there is none.
         branch_scores: Validation score of every branch.
-        candidates: Every combination tried, with its score, in order; on the sub-sample where one is used.
+        candidates: Every combination tried, with its score, in order; on the sub-sample where one is used. Means, as
+            `coefficients` are.
         unfinished: Positions in `candidates` of those that lost a race, whose scores are upper bounds.
         faults: Why a branch was given coefficient 0 without a trial, by branch name.
+        groups: Λ by layer group and branch name; None where all groups have the same.
+        candidate_groups: Those of the candidates.
     """
 
     coefficients: dict[str, float]
@@ -85,11 +105,18 @@ class Merge:
     candidates: list[tuple[dict[str, float], float]] = field(default_factory=list)
     unfinished: list[int] = field(default_factory=list)
     faults: dict[str, str] = field(default_factory=dict)
+    groups: Groups | None = None
+    candidate_groups: list[Groups | None] = field(default_factory=list)
 
     @property
     def vector(self) -> Coefficients:
-        """The coefficients in the order of the branches; empty when no branch could be used."""
-        return tuple(self.coefficients.values())
+        """The coefficients in the order of the branches, by group if any; empty when no branch could be used."""
+        return self.vector_of(list(self.coefficients))
+
+    def vector_of(self, names: Sequence[str]) -> Coefficients:
+        """The coefficients of some branches, by group where groups have their own; 0 for one that has none."""
+        parts = [self.coefficients] if self.groups is None else list(self.groups.values())
+        return tuple(part.get(name, 0.0) for part in parts for name in names)
 
 
 def find_merge(problem: MergeProblem, search: Search, rule: Rule = _ARGMAX) -> Merge:
@@ -98,6 +125,9 @@ def find_merge(problem: MergeProblem, search: Search, rule: Rule = _ARGMAX) -> M
     Branches with a fault (a loss, parameter or score that is not finite) get coefficient 0. A search on a sub-sample
     has its winner confirmed on all validation data: the best single branch is taken instead if it is better there, so
     the merge is never worse on validation than any branch.
+
+    Earlier merges are taken like branches, so that the merge is never worse than they are either, but only if there is
+    a branch that can be used. Layer groups get coefficients of their own from where the search has ended.
 
     Another rule than argmax chooses among all candidates that the search has evaluated, and uniform coefficients of the
     usable branches. What it chooses may be worse on validation than the best branch, but by no more than the standard
@@ -110,7 +140,7 @@ def find_merge(problem: MergeProblem, search: Search, rule: Rule = _ARGMAX) -> M
             faults.setdefault(name, "its validation score is not finite")
     usable = [i for i, name in enumerate(names) if name not in faults]
     merge = Merge({}, -math.inf, dict(zip(names, scores, strict=True)), faults=faults)
-    if usable:
+    if any(i < problem.branches for i in usable):
         _choose(problem, search, rule, merge, usable, [scores[i] for i in usable])
     return merge
 
@@ -119,27 +149,29 @@ def _choose(
     problem: MergeProblem, search: Search, rule: Rule, merge: Merge, usable: list[int], scores: list[float]
 ) -> None:
     """Search among combinations of the usable branches, and write what the rule chooses into the merge."""
-    names, singles = problem.names, vertices(len(usable))
+    names, count, singles = problem.names, len(usable), vertices(len(usable))
+    groups = problem.groups if search.guarded and count > 1 else None
     sample_scores = [problem.sample_score_of_branch(i) for i in usable] if problem.on_sample else scores
 
     def widen(points: Sequence[Coefficients]) -> list[Coefficients]:
-        if len(usable) == len(names):
-            return list(points)
-        entries = (dict(zip(usable, point, strict=True)) for point in points)
-        return [tuple(entry.get(i, 0.0) for i in range(len(names))) for entry in entries]
+        return [_widen(point, usable, len(names)) for point in points]
 
     candidates = Candidates(
         branch_scores=dict(zip(singles, sample_scores, strict=True)),
         enter=lambda points, guides: problem.enter(widen(points), widen(guides)),
     )
     chosen = _search(search, candidates, usable, len(names))
-    has_choice = rule.needs_costs and search.guarded and len(usable) > 1
+    if groups is not None:
+        chosen = search_groups(candidates, chosen, len(groups.names))
+    has_choice = rule.needs_costs and search.guarded and count > 1
     if has_choice:
-        candidates((1 / len(usable),) * len(usable))
-        finished = candidates.finish()
+        uniform = _uniform(problem.branches, usable)
+        candidates(uniform)
+        finished, copies = candidates.finish(), 1 if groups is None else len(groups.names)
         points, results = [point for point, _ in finished], [score for _, score in finished]
-        table = problem.cost_table(widen(points))
-        chosen = candidates.same(rule.choose(points, results, candidates.position(chosen), table))
+        table, best = problem.cost_table(widen(points)), candidates.position(chosen)
+        whole = [expanded(point, count, copies) for point in points]
+        chosen = candidates.same(collapsed(rule.choose(whole, results, best, table, uniform * copies), count))
     if chosen in singles:
         merge.score = scores[singles.index(chosen)]
     else:
@@ -149,14 +181,36 @@ def _choose(
         pair = widen([singles[best], chosen])
         if not (has_choice and math.isfinite(merge.score) and _is_close(problem, pair, scores[best] - merge.score)):
             chosen, merge.score = singles[best], scores[best]
-    (vector,) = widen([chosen])
-    merge.coefficients = dict(zip(names, vector, strict=True))
-    tried = candidates.tried
-    points = widen([point for point, _ in tried])
-    merge.candidates = [
-        (dict(zip(names, point, strict=True)), score) for point, (_, score) in zip(points, tried, strict=True)
+    (merge.coefficients, merge.groups), *others = [
+        _named(point, problem) for point in widen([chosen, *(point for point, _ in candidates.tried)])
     ]
+    merge.candidates = [(means, score) for (means, _), (_, score) in zip(others, candidates.tried, strict=True)]
+    merge.candidate_groups = [parts for _, parts in others]
     merge.unfinished = candidates.unfinished
+
+
+def _widen(point: Coefficients, usable: Sequence[int], branches: int) -> Coefficients:
+    """Return coefficients of usable branches as those of all, in every layer group."""
+    if len(usable) == branches:
+        return point
+    parts = [point[first : first + len(usable)] for first in range(0, len(point), len(usable))]
+    entries = [dict(zip(usable, part, strict=True)) for part in parts]
+    return tuple(entry.get(i, 0.0) for entry in entries for i in range(branches))
+
+
+def _uniform(branches: int, usable: Sequence[int]) -> Coefficients:
+    """Return uniform coefficients of the usable branches; earlier merges are none."""
+    count = sum(i < branches for i in usable)
+    return tuple(1 / count if i < branches else 0.0 for i in usable)
+
+
+def _named(point: Coefficients, problem: MergeProblem) -> tuple[dict[str, float], Groups | None]:
+    """Return coefficients by name, the mean of groups that have their own, and these."""
+    names, groups = problem.names, problem.groups
+    if groups is None or len(point) == len(names):
+        return dict(zip(names, point, strict=True)), None
+    parts = [dict(zip(names, part, strict=True)) for part in groups.parts(point)]
+    return dict(zip(names, groups.mean(point), strict=True)), dict(zip(groups.names, parts, strict=True))
 
 
 def _is_close(problem: MergeProblem, pair: Sequence[Coefficients], lag: float) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from forkmerge.engine.merging.arithmetic import Coefficients
 from forkmerge.engine.merging.batchnorm_policy import recompute_statistics
 from forkmerge.engine.merging.blend import blend_weights
+from forkmerge.engine.merging.layer_groups import LayerGroups
 from forkmerge.engine.training.model_binding import ModelBinding
 from forkmerge.engine.training.options import Training
 from forkmerge.engine.training.state import State
@@ -22,11 +23,12 @@ class MeasureRequest:
     """A combination of states to measure on the target's validation data.
 
     Args:
-        coefficients: One per state.
+        coefficients: One per state, or, where there are groups, one per state and group.
         indices: The examples; None takes all, and gives the costs of each where the score adds up.
         phase: The phase whose training data gives BatchNorm statistics.
         batches: How many batches of it; 0 leaves the statistics as they are merged.
         has_origin: Whether the last of the states is their common fork point, which has no coefficient.
+        groups: The layer groups, where coefficients are by group.
     """
 
     coefficients: Coefficients
@@ -34,6 +36,7 @@ class MeasureRequest:
     phase: str = "search"
     batches: int = 0
     has_origin: bool = False
+    groups: LayerGroups | None = None
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ def measure_candidate(
     """
     started = time.perf_counter()
     branches, origin = (states[:-1], states[-1]) if request.has_origin else (states, None)
-    state = blend_weights(binding, branches, request.coefficients, out, origin)
+    state = blend_weights(binding, branches, request.coefficients, out, origin, request.groups)
     if state is out and request.batches:
         recompute_statistics(binding, state, problem, training=training, seed=seed, count=request.batches)
     metrics, costs = None, None

@@ -12,9 +12,13 @@ def task_relevance(coefficients: Mapping[str, float], mixtures: Sequence[Mixture
     """λ_k = Σ_b Λ_b s_b ν^b_k: how much each task weighed in a merge, in units of the target's own weight.
 
     s_b is the branch's factor on the learning rate: to first order a step moves s_b times as far. Coefficients that sum
-    to more than 1 are divided by their sum: they lengthen the update of the target, too.
+    to more than 1 are divided by their sum: they lengthen the update of the target, too. Coefficients of earlier merges
+    shorten it and are left out likewise; there is no relevance where nothing but them was taken.
     """
-    shares = dict(zip(coefficients, normalised(tuple(coefficients.values())), strict=True))
+    own = {mixture.name: coefficients[mixture.name] for mixture in mixtures if mixture.name in coefficients}
+    if coefficients and not any(own.values()):
+        return {}
+    shares = dict(zip(own, normalised(tuple(own.values())), strict=True))
     relevance: dict[str, float] = {}
     for mixture in mixtures:
         for task, weight in mixture.task_weights.items():

@@ -56,7 +56,8 @@ class Rule:
 
     - "argmax": the best, of equals the one that the search prefers; as in the paper.
     - "one_standard_error": of all candidates that are not worse than the best by more than the standard error of their
-      paired difference over the examples, the one nearest to uniform coefficients; of equals the better one.
+      paired difference over the examples, the one nearest to uniform coefficients of the branches; of equals the better
+      one.
     - "bagged": the mean of the candidates that are best in resamples of the examples, drawn with replacement; those
       that tie in a resample share it. It takes no further pass over the network, but one for the mean.
 
@@ -78,7 +79,12 @@ class Rule:
         return self.name != ARGMAX
 
     def choose(
-        self, candidates: Sequence[Coefficients], scores: Sequence[float], best: int, table: CostTable
+        self,
+        candidates: Sequence[Coefficients],
+        scores: Sequence[float],
+        best: int,
+        table: CostTable,
+        uniform: Coefficients | None = None,
     ) -> Coefficients:
         """Return the coefficients chosen, which may be none of the candidates.
 
@@ -87,14 +93,16 @@ class Rule:
             scores: Their scores.
             best: Position of the one that the search has chosen.
             table: Their costs.
+            uniform: Uniform coefficients, where they are not those of as many branches as there are numbers.
         """
+        centre = uniform or (1 / len(candidates[0]),) * len(candidates[0])
         finite = [i for i, score in enumerate(scores) if math.isfinite(score)]
         if self.name == BAGGED:
             votes = _votes(table, finite, self.seed)
             return _mean(candidates, votes) if any(votes.values()) else candidates[best]
         if self.name == ONE_STANDARD_ERROR:
             close = [i for i in finite if is_within(scores[best] - scores[i], table.standard_error(best, i))]
-            return candidates[min(close, key=lambda i: (_distance_to_uniform(candidates[i]), -scores[i], i))]
+            return candidates[min(close, key=lambda i: (_distance(candidates[i], centre), -scores[i], i))]
         return candidates[best]
 
 
@@ -112,9 +120,9 @@ def check_rule(rule: str, *, is_guarded: bool) -> None:
         )
 
 
-def _distance_to_uniform(coefficients: Coefficients) -> float:
-    share = 1 / len(coefficients)
-    return round(math.fsum((value - share) ** 2 for value in coefficients), _DECIMALS)
+def _distance(coefficients: Coefficients, centre: Coefficients) -> float:
+    pairs = zip(coefficients, centre, strict=True)
+    return round(math.fsum((value - share) ** 2 for value, share in pairs), _DECIMALS)
 
 
 def _votes(table: CostTable, usable: Sequence[int], seed: int) -> dict[int, float]:
