@@ -31,6 +31,7 @@ from forkmerge.engine.storage.json_files import interpreting, write_versioned
 from forkmerge.engine.storage.run_folder import RunFolder
 from forkmerge.experiments.comparison import plan_comparison, run_comparison
 from forkmerge.experiments.recipe import load_recipe
+from forkmerge.experiments.results_file import write_records
 from forkmerge.report import save_result
 from problems import Stopped, fit, stop_at
 from run_folders import as_earlier_version, without_checksums
@@ -46,6 +47,7 @@ FILES: dict[tuple[str, str], list[list[str]]] = {
     ("runs/interrupted", "record.jsonl"): [SHOW, SHOW_JSON, REPORT],
     ("comparison", "plan.json"): [["compare"], ["compare", "--json"], REPORT],
     ("comparison", "tgt/ew-seed0.json"): [["compare"], ["compare", "--json"], REPORT],
+    ("records.json", ""): [["compare"], ["compare", "--json"]],
     ("diagnosis", RESULT): [REPORT],
 }
 """Files, and the commands that read them."""
@@ -62,6 +64,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.raises(Stopped):
         load_recipe("compare_problem:recipe").fit(folder=folder / "runs/recipe", on_event=stop_at(4))
     run_comparison(plan_comparison("compare_problem:recipe", methods="ew,forkmerge", seeds=2), folder / "comparison")
+    write_records(folder / "comparison", folder / "records.json")
     write_versioned(folder / "diagnosis" / PLAN, FORMAT, {"about": {}, "plan": {}, "costs": {}})
     write_versioned(folder / "diagnosis" / RESULT, FORMAT, {"diagnosis": samples.diagnosis()})
     return folder
@@ -100,7 +103,7 @@ def call(folder: str, words: list[str]) -> str | None:
 
 def is_warned_of(folder: str, page: str) -> bool:
     """Whether a page says, beside the facts of a finished run, that its record is damaged."""
-    return re.search(rf"line \d+ of {folder}/record\.jsonl (is|holds) ", page) is not None
+    return re.search(rf"(line \d+ of )?{folder}/record\.jsonl (is|holds) ", page) is not None
 
 
 def flips(text: bytes, seed: str, count: int = FLIPS) -> Iterator[bytes]:
@@ -171,6 +174,27 @@ def test_wholly_wrong_content_is_named(folder: str, file: str, here: Path) -> No
             if (folder, file) != ("runs/finished", "record.jsonl") or words == REPORT:
                 page = call(folder, words)
                 assert page is None or is_warned_of(folder, page), (words, text[:10])
+
+
+@pytest.mark.parametrize("folder", ["runs/finished", "runs/interrupted"])
+def test_a_record_that_was_cut_off_is_named_and_the_rest_is_not_taken_for_all(folder: str, here: Path) -> None:
+    path = here / folder / "record.jsonl"
+    text, times = path.read_bytes(), (path.stat().st_atime, path.stat().st_mtime)
+    commands = FILES[folder, "record.jsonl"]
+    expected = [call(folder, words) for words in commands]
+    rows = list_saved_runs(here / "runs")
+    newest = max((here / folder / "checkpoints").iterdir()) / "manifest.json"
+    written = json.loads(newest.read_bytes())["content"]["record_offset"]
+    for line in range(text[:written].count(b"\n")):
+        whole = b"".join(text.splitlines(keepends=True)[:line])
+        for left in (whole, whole + b'{"event"'):
+            path.write_bytes(left)
+            os.utime(path, times)
+            for words, before in zip(commands, expected, strict=True):
+                page = call(folder, words)
+                assert page is None if folder == "runs/interrupted" else page == before or is_warned_of(folder, page)
+            for row, before in zip(list_saved_runs(here / "runs"), rows, strict=True):
+                assert row == before or row["status"] == "unreadable"
 
 
 @pytest.mark.parametrize("file", ["config.json", "record.jsonl"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -167,20 +167,27 @@ def read_saved_run(folder: str | os.PathLike[str], *, verify: bool = False, need
             if run is None and needs_record:
                 raise
             store.warnings.append(str(error))
-            events = [RunEvent("round", r.phase, end=r.end, round=r) for r in (run.rounds if run else ())]
-        last = next((event for event in reversed(events) if event.event in ("segment", "round")), RunEvent(""))
-        progress: dict[str, Any] = {
-            "rounds": [event.round for event in events if event.round is not None],
-            "phase": last.phase,
-            "step": last.end if last.step is None else last.step,
-            "run": run,
-        }
+            events = []
+        progress = _progress(events) if run is None else _end_of(run)
         if state == "interrupted" and events and events[-1].event == "failed":
             state, progress["reason"] = "failed", events[-1].reason
         if verify and state == "interrupted":
             value = store.load()
             progress["checkpoint"] = None if value is None else _where(value)
         return SavedRun(path, state, store.config, changed, **progress, warnings=store.warnings)
+
+
+def _progress(events: Sequence[RunEvent]) -> dict[str, Any]:
+    """Return how far a run has got, by its record."""
+    last = next((event for event in reversed(events) if event.event in ("segment", "round")), RunEvent(""))
+    step = last.end if last.step is None else last.step
+    return {"rounds": [e.round for e in events if e.round is not None], "phase": last.phase, "step": step}
+
+
+def _end_of(run: Run) -> dict[str, Any]:
+    """Return where a finished run has got, by its result: its record may be damaged."""
+    phase = run.rounds[-1].phase if run.rounds else "search"
+    return {"rounds": list(run.rounds), "phase": phase, "step": run.steps, "run": run}
 
 
 def list_saved_runs(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:

@@ -1,6 +1,7 @@
 """A comparison in one file: its plan and the record of every run, numbers only, from which all tables can be made.
 
-Such files are made to be committed: one line per run, in a fixed order, without paths of the machine they come from.
+Such files are made to be committed: one line per run, in a fixed order, without paths of the machine they come from;
+the last line is the checksum of all.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from forkmerge.engine.storage.atomic_files import check_entries, explained, write_atomically
-from forkmerge.engine.storage.json_files import interpreting, read_versioned
+from forkmerge.engine.storage.json_files import checksum, interpreting, read_versioned
 from forkmerge.errors import StoreError
 from forkmerge.experiments.run_results import (
     FORMAT,
@@ -74,7 +75,8 @@ def to_text(plan: Mapping[str, Any], results: list[RunResult]) -> str:
     members = [o for o in results if all(getattr(o, key) in names for key, names in positions.items())]
     lines = [_dump(_record(result)) for result in sorted(members, key=order)]
     head = ",\n".join(f'"{key}": {_dump(_clean(value))}' for key, value in plan.items())
-    return f'{{"format": {FORMAT},\n"plan": {{\n{head}\n}},\n"outcomes": [\n' + ",\n".join(lines) + "\n]}\n"
+    text = f'{{"format": {FORMAT},\n"plan": {{\n{head}\n}},\n"outcomes": [\n' + ",\n".join(lines) + "\n]"
+    return f'{text},\n"sha256": "{checksum(json.loads(text + "}"))}"}}\n'
 
 
 def without_paths(text: str) -> str:

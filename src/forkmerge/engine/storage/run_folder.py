@@ -16,7 +16,7 @@ import math
 import os
 import secrets
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from shlex import quote
 from typing import Any, BinaryIO, Literal
@@ -37,7 +37,8 @@ from forkmerge.engine.storage.json_files import (
     write_object,
 )
 from forkmerge.engine.storage.lock import take_lock, try_lock
-from forkmerge.engine.storage.rounds_file import NoRounds, RoundsFile
+from forkmerge.engine.storage.no_store import NoStore
+from forkmerge.engine.storage.rounds_file import RoundsFile
 from forkmerge.errors import StoreError, command, is_count
 
 __all__ = ["NoStore", "RunFolder", "Store", "list_runs", "status", "write_atomically"]
@@ -200,12 +201,14 @@ class RunFolder:
             raise StoreError(f"the model in {self.path} is damaged: {damage}.") from damage
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """Yield the recorded events, without a last line torn by a kill."""
-        path = self.path / "record.jsonl"
+        """Yield the recorded events, without a last line torn by a kill; a record that was cut off is an error."""
+        path, expected = self.path / "record.jsonl", self._recorded()
         with explained(f"read {path}"), path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 if not is_torn(line):
                     yield parse_object(line, f"line {number} of {path}", "crc32")
+            if (size := os.fstat(file.fileno()).st_size) < expected:
+                raise StoreError(f"{path} is cut off: it holds {size} bytes, and held {expected} at a checkpoint.")
 
     def close(self) -> None:
         """Release the lock; a second call does nothing."""
@@ -219,6 +222,14 @@ class RunFolder:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    def _recorded(self) -> int:
+        """Return the bytes that the record held when the newest undamaged checkpoint was written."""
+        for folder in reversed(atomic_files.numbered(self.path / "checkpoints")):
+            with suppress(Damage):
+                if is_count(offset := atomic_files.unseal(folder / _MANIFEST).get("record_offset"), 0):
+                    return offset
+        return 0
 
     def _prune(self) -> None:
         for folder in atomic_files.numbered(self.path / "checkpoints")[:-CHECKPOINTS_KEPT]:
@@ -269,55 +280,6 @@ class RunFolder:
         with explained(f"read {folder / _STATE}"):
             data = parse((folder / _STATE).read_bytes(), str(folder / _STATE))
         return unpack(data, atomic_files.read_tensors(folder / _TENSORS)), offset
-
-
-class NoStore:
-    """The store of a run that keeps nothing: the methods of `RunFolder`, without a folder."""
-
-    path: Path | None = None
-    warnings: tuple[str, ...] = ()
-    rounds = NoRounds()
-
-    def record(self, event: Mapping[str, Any]) -> None:
-        """Forget the event."""
-
-    def save(self, value: Any, index: int) -> None:
-        """Forget the checkpoint."""
-
-    def load(self) -> Any | None:
-        """Find no checkpoint."""
-        return None
-
-    def keep_branches(self, value: Any, index: int) -> None:
-        """Forget the branches."""
-
-    def load_branches(self, index: int) -> Any:
-        """Say that there are none."""
-        raise StoreError(f"the branches of round {index} were not kept: give the run a folder.")
-
-    def finish(self, result: Mapping[str, Any], model_tensors: Mapping[str, Tensor]) -> None:
-        """Forget the result."""
-
-    def result(self) -> dict[str, Any] | None:
-        """Find no result."""
-        return None
-
-    def model_tensors(self) -> dict[str, Tensor]:
-        """Say that there is no model."""
-        raise StoreError("the model was not kept: give the run a folder.")
-
-    def records(self) -> Iterator[dict[str, Any]]:
-        """Yield nothing."""
-        return iter(())
-
-    def close(self) -> None:
-        """Do nothing."""
-
-    def __enter__(self) -> NoStore:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
 
 Store = RunFolder | NoStore
