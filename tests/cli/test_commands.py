@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import typer
 
 import forkmerge as fm
@@ -138,6 +139,19 @@ def test_it_says_where_in_training_it_came_from(tiny: Any, monkeypatch: pytest.M
     assert "forkmerge: in the losses of stream 'tgt+aux' (tasks tgt); examples " in shown
     assert "the batch is [float32[4, 4], int64[4]]" in shown
     assert "forkmerge: at step 3 of branch" in shown
+
+
+def test_no_memory_left_in_the_user_s_own_code_is_one_line_that_says_how_to_go_on(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiny, "_on_step", lambda step: step < 3 or torch.empty(1 << 50, dtype=torch.uint8))
+    *_, line = invoke("run", "tiny:recipe", "--out", "run", code=75).stderr.splitlines()
+    assert line.startswith("error: the command cannot go on: cannot allocate memory. Free some memory")
+    assert "in the losses of stream 'tgt+aux'" in line
+    assert "at step 3 of branch" in line
+    assert line.endswith("what was written is whole: continue with: forkmerge resume run")
+    monkeypatch.setattr(tiny, "_on_step", lambda step: None)
+    invoke("resume", "run")
 
 
 def test_debug_keeps_all_frames(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:

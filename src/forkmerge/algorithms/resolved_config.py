@@ -18,12 +18,13 @@ import numpy
 import torch
 from torch import nn
 
+from forkmerge.engine.executors.resources import is_out_of_memory
 from forkmerge.engine.storage.atomic_files import is_full, is_unused
 from forkmerge.engine.storage.records import Record
 from forkmerge.engine.storage.run_folder import NoStore, RunFolder
 from forkmerge.engine.storage.user_folders import is_signed, sign
 from forkmerge.engine.training.options import Training
-from forkmerge.errors import ResourceError, StoreError, command
+from forkmerge.errors import ResourceError, StoreError, add_fact, command
 from forkmerge.moved_paths import current_paths
 from forkmerge.problem.definition import Problem
 
@@ -187,6 +188,10 @@ def advised(folder: str | os.PathLike[str] | None, source: Mapping[str, Any]) ->
             raise
         before = "" if isinstance(error, ResourceError) else "free some space, then "
         raise type(error)(f"{error} What was written is whole: {before}{resume_with(folder, source)}.") from error
+    except Exception as error:
+        if folder is not None and is_out_of_memory(error):
+            add_fact(error, f"what was written is whole: {resume_with(folder, source)}")
+        raise
 
 
 def resume_with(folder: str | os.PathLike[str], source: Mapping[str, Any]) -> str:

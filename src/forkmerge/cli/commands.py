@@ -23,7 +23,8 @@ from forkmerge.cli.options import (
 )
 from forkmerge.cli.terminal import say, stderr
 from forkmerge.cli.weights import export, merge
-from forkmerge.errors import ForkMergeError, ResourceError, command, shows_all_frames, user_traceback
+from forkmerge.engine.executors.resources import is_out_of_memory, is_shortage, shortage
+from forkmerge.errors import ForkMergeError, ResourceError, command, facts_of, shows_all_frames, user_traceback
 
 _TRY_AGAIN = 75  # EX_TEMPFAIL of sysexits.h: nothing is wrong with what was asked for, but the machine has run out
 
@@ -49,6 +50,10 @@ class _Commands(TyperGroup):
             raise typer.Exit(128 + signal.SIGINT) from None
         except Exception as error:
             own = None if shows_all_frames() else user_traceback(error)
+            if not shows_all_frames() and (is_out_of_memory(error) or (own is None and is_shortage(error))):
+                facts = "; ".join(fact.removeprefix("forkmerge: ") for fact in facts_of(error))
+                say(stderr(), f"error: {shortage('the command cannot go on', error)} {facts}".rstrip(), style="red")
+                raise typer.Exit(_TRY_AGAIN) from None
             if own is None:
                 raise  # ours, or all of it was asked for
             say(stderr(), own.rstrip())

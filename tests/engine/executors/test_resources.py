@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor, nn
 
 import forkmerge as fm
@@ -87,8 +88,19 @@ def test_a_shortage_says_what_to_do() -> None:
     errors = [OSError(errno.ENOMEM, "x"), MemoryError(), OSError(errno.EAGAIN, "x"), OSError(errno.EMFILE, "x")]
     assert all(map(is_shortage, errors))
     assert not is_shortage(OSError(errno.ENOENT, "x"))
+    assert not is_shortage(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    with pytest.raises(RuntimeError) as torchs:
+        torch.empty(1 << 50, dtype=torch.uint8)
+    errors += [torchs.value, torch.OutOfMemoryError("CUDA out of memory.")]
+    assert all(map(is_shortage, errors))
     texts = [str(shortage("it failed", error)) for error in errors]
-    assert texts[0] == texts[1] == "it failed: cannot allocate memory. Free some memory, or use fewer workers."
+    assert (
+        texts[0]
+        == texts[1]
+        == texts[-2]
+        == texts[-1]
+        == "it failed: cannot allocate memory. Free some memory, or use fewer workers."
+    )
     assert "ulimit -u" in texts[2]
     assert "ulimit -n" in texts[3]
     assert shortage("again", shortage("it failed", errors[0])).args == (texts[0],)

@@ -21,6 +21,7 @@ _ADVICE = {
     errno.ENOSPC: "free some memory, or use fewer workers",
     errno.EAGAIN: "the limit of processes is reached (ulimit -u): end other programs, or use fewer workers",
 }
+_TORCH_HAS_NO_MEMORY = ("can't allocate memory", "not enough memory")  # on Linux and macOS, and on Windows
 _PER_MEMORY = 2  # Python's map of a file keeps the file open a second time
 _PER_WORKER = 8  # its pipe and its end's sentinel, and what it takes for a moment to start one or to send something
 _MORE = 64  # the record, checkpoints, data sets, libraries
@@ -28,7 +29,15 @@ _MORE = 64  # the record, checkpoints, data sets, libraries
 
 def is_shortage(error: BaseException) -> bool:
     """Whether an error says that the machine has nothing left of something."""
-    return isinstance(error, ResourceError | MemoryError) or (isinstance(error, OSError) and error.errno in _ADVICE)
+    is_known = isinstance(error, ResourceError) or (isinstance(error, OSError) and error.errno in _ADVICE)
+    return is_known or is_out_of_memory(error)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error, which may be torch's, says that there is no memory left."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's, of a GPU
+        return True
+    return type(error) is RuntimeError and any(words in str(error) for words in _TORCH_HAS_NO_MEMORY)
 
 
 def shortage(doing: str, error: BaseException) -> ResourceError:
