@@ -68,6 +68,8 @@ def as_earlier_version(folder: Path, **changes: Any) -> Path:
         kept = {key: manifest[key] for key in manifest if key not in ("run_id", "config")}
         path.write_bytes(json_codec.seal({**kept, "record_offset": offset}))
     record.write_bytes(_earlier_lines(text))
+    if (rounds := folder / "rounds.jsonl").exists():
+        rounds.write_bytes(_earlier_lines(rounds.read_bytes()))
     return folder
 
 

@@ -61,6 +61,17 @@ def test_a_round_that_is_damaged_in_both_is_named(tmp_path: Path) -> None:
         filled(tmp_path).read(10**18)
 
 
+def test_rounds_of_another_run_are_refused_and_those_that_do_not_say_whose_they_are_are_not(tmp_path: Path) -> None:
+    own, other = RoundsFile(tmp_path / "rounds.jsonl", "a"), RoundsFile(tmp_path / "rounds.jsonl", "b")
+    filled(tmp_path)  # as an earlier version did
+    assert own.read(3) == VALUES
+    own.keep(VALUES[:2])
+    own.append(3, VALUES[2])
+    assert own.read(3) == VALUES
+    with pytest.raises(fm.StoreError, match=r"rounds\.jsonl was written by another run"):
+        other.read(1)
+
+
 def test_keep_writes_only_where_something_else_is_there(tmp_path: Path) -> None:
     file = filled(tmp_path)
     before = file.path.stat()

@@ -68,11 +68,12 @@ def test_the_files_of_a_run_are_written_as_documented(tmp_path: Path, monkeypatc
         folder.finish({"score": 0.5}, {"w": torch.zeros(2)})
     config = {"steps": 10, "clip": {"$": "float", "v": "7ff0000000000000"}, "run_id": "8 random bytes"}
     assert (run / "config.json").read_text() == indented(with_checksum(config))
-    assert (run / "record.jsonl").read_text() == '{"event": "step","loss": null,"crc32": "643891e2"}\n'
+    line = '{"run_id": "8 random bytes","event": "step","loss": null,"crc32": "b6052c15"}\n'
+    assert (run / "record.jsonl").read_text() == line
     files = {name: fingerprint(run / "checkpoints/00000001" / name) for name in STATE_FILES[:2]}
     assert (run / "checkpoints/00000001/state.json").read_text() == '{"step": 1,"w": {"$": "tensor","v": "w"}}\n'
     identity = {"run_id": "8 random bytes", "config": checksum(config)}
-    manifest = {"format": 1, **identity, "record_offset": 51, "files": files}
+    manifest = {"format": 1, **identity, "record_offset": len(line), "files": files}
     assert (run / "checkpoints/00000001/manifest.json").read_bytes() == json_codec.seal(manifest)
     result = {"format": 1, "files": {"model.safetensors": fingerprint(run / "model.safetensors")}}
     assert (run / "result.json").read_text() == indented(with_checksum({**result, "result": {"score": 0.5}}))
@@ -322,12 +323,12 @@ def test_a_checkpoint_damaged_twice_replaces_the_folder_set_aside(tmp_path: Path
 
 def test_a_record_shorter_than_the_checkpoint_says_is_damage(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", 3)
-    line = len(json_codec.encode(with_checksum({"step": 1}, "crc32")))
-    os.truncate(run / "record.jsonl", 3 * line - 1)
+    size = sum(map(len, (run / "record.jsonl").read_bytes().splitlines(keepends=True)[:3]))
+    os.truncate(run / "record.jsonl", size - 1)
     with RunFolder.open(run) as folder:
         assert same(folder.load(), state(2))
         assert list(folder.records()) == lines(2)
-        assert f"record.jsonl: it holds {3 * line - 1} bytes, {3 * line} expected" in folder.warnings[0]
+        assert f"record.jsonl: it holds {size - 1} bytes, {size} expected" in folder.warnings[0]
 
 
 def test_a_lost_record_ends_in_a_new_start(tmp_path: Path) -> None:
@@ -682,6 +683,15 @@ def test_a_copy_of_a_run_goes_on_and_so_does_one_of_an_earlier_version(tmp_path:
             folder.load()
 
 
+def test_a_record_of_another_run_is_not_taken_for_its_own(tmp_path: Path) -> None:
+    one, other = make_run(tmp_path / "one", 2), make_run(tmp_path / "other", 3)
+    with RunFolder.open(one, lock=False) as folder:
+        assert list(folder.records()) == lines(3)
+        shutil.copy(other / "record.jsonl", one / "record.jsonl")
+        with pytest.raises(StoreError, match=r"record\.jsonl was written by another run"):
+            list(folder.records())
+
+
 @pytest.mark.parametrize("how", ["removed", "moved", "replaced"])
 def test_a_folder_that_is_gone_is_noticed_at_the_next_write(how: str, tmp_path: Path) -> None:
     """The open record would take every further line, and nobody would ever see one."""
@@ -693,7 +703,12 @@ def test_a_folder_that_is_gone_is_noticed_at_the_next_write(how: str, tmp_path: 
             shutil.rmtree(tmp_path / "elsewhere")
         if how == "replaced":
             RunFolder.create(path, {"a": 2}).close()
-        for write in (lambda: run.record({"event": "x"}), lambda: run.save({"b": 1}, 1), lambda: run.finish({}, {})):
+        for write in (
+            lambda: run.record({"event": "x"}),
+            lambda: run.rounds.append(1, {}),
+            lambda: run.save({"b": 1}, 1),
+            lambda: run.finish({}, {}),
+        ):
             with pytest.raises(StoreError, match=r"removed, moved or replaced .* move it back .* start again"):
                 write()
         assert how == "replaced" or not path.exists()

@@ -5,7 +5,7 @@ If every checkpoint held all rounds, each would be longer than the one before.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,31 +17,34 @@ from forkmerge.errors import StoreError
 
 
 class RoundsFile:
-    """One line per round, in order: its position, counted from 1, its value, and their checksum.
+    """One line per round, in order: whose it is, its position, counted from 1, its value, and their checksum.
 
     Lines that come after those of a checkpoint are the traces of a kill; `keep` removes them. The record in the same
     folder holds the same numbers, for people, with null for those that are not finite.
 
     Args:
         path: The file; it is made with the first line.
+        run_id: Whose rounds they are, which every line says; None where an earlier version began the run.
+        check: Called before a line is added: an error where the folder is gone.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, run_id: str | None = None, check: Callable[[], object] = lambda: None) -> None:
+        self.path, self.run_id, self._check = path, run_id, check
 
     def append(self, position: int, value: Any) -> None:
         """Add a round; it has reached the disk when this returns."""
+        self._check()
         with explained(f"append to {self.path}"), self.path.open("ab") as file:
-            atomic_files.write(file, _line(position, value))
+            atomic_files.write(file, self._line(position, value))
             atomic_files.sync(file)
 
     def read(self, count: int) -> list[Any]:
         """Return the first rounds; a damaged or lost one as the record has it, where that is whole.
 
         Raises:
-            StoreError: a round is damaged in both.
+            StoreError: a round is damaged in both, or they are another run's.
         """
-        values = {data.get("round"): data.get("value") for data in _whole_lines(self.path)}
+        values = {data.get("round"): data.get("value") for data in self._own_lines(self.path)}
         recorded: dict[Any, Any] | None = None
         rounds = []
         for position in range(1, count + 1):
@@ -49,8 +52,8 @@ class RoundsFile:
                 rounds.append(unpack(values[position], {}))
                 continue
             if recorded is None:
-                lines = _whole_lines(self.path.with_name("record.jsonl"))
-                recorded = {line.get("index"): line for line in lines if line.get("event") == "round"}
+                events = self._own_lines(self.path.with_name("record.jsonl"))
+                recorded = {event.get("index"): event for event in events if event.get("event") == "round"}
             if position not in recorded:
                 raise StoreError(
                     f"{self.path.parent}: round {position} is damaged in rounds.jsonl and in record.jsonl, and without "
@@ -61,9 +64,21 @@ class RoundsFile:
 
     def keep(self, values: Sequence[Any]) -> None:
         """Let the file hold exactly these rounds; nothing is written where it does."""
-        text = b"".join(_line(position, value) for position, value in enumerate(values, start=1))
+        text = b"".join(self._line(position, value) for position, value in enumerate(values, start=1))
         if text != _text(self.path):
             write_atomically(self.path, text)
+
+    def _own_lines(self, path: Path) -> Iterator[dict[str, Any]]:
+        for data in _whole_lines(path):
+            check_owner(path, data, self.run_id)
+            yield data
+
+    def _line(self, position: int, value: Any) -> bytes:
+        data, tensors = pack(value)
+        if tensors:
+            raise StoreError(f"round {position}: {next(iter(tensors))} is a tensor, which a line cannot hold.")
+        owner = {} if self.run_id is None else {"run_id": self.run_id}
+        return encode(with_checksum({**owner, "round": position, "value": data}, "crc32"))
 
 
 class NoRounds:
@@ -80,11 +95,10 @@ class NoRounds:
         """Forget them."""
 
 
-def _line(position: int, value: Any) -> bytes:
-    data, tensors = pack(value)
-    if tensors:
-        raise StoreError(f"round {position}: {next(iter(tensors))} is a tensor, which a line cannot hold.")
-    return encode(with_checksum({"round": position, "value": data}, "crc32"))
+def check_owner(path: Path, line: dict[str, Any], run_id: str | None) -> None:
+    """Refuse a line that says that it is another run's; most lines of a record, and earlier versions, do not say."""
+    if line.pop("run_id", run_id) != run_id:
+        raise StoreError(f"{path} was written by another run than this folder's: put each back where it belongs.")
 
 
 def _text(path: Path) -> bytes:

@@ -38,7 +38,7 @@ from forkmerge.engine.storage.json_files import (
 )
 from forkmerge.engine.storage.lock import take_lock, try_lock
 from forkmerge.engine.storage.no_store import NoStore
-from forkmerge.engine.storage.rounds_file import RoundsFile
+from forkmerge.engine.storage.rounds_file import RoundsFile, check_owner
 from forkmerge.errors import StoreError, command, is_count
 
 __all__ = ["NoStore", "RunFolder", "Store", "list_runs", "status", "write_atomically"]
@@ -66,7 +66,8 @@ class RunFolder:
         self.config: dict[str, Any] = unpack({key: data[key] for key in data if key != _RUN}, {})
         # What its checkpoints have to say: nothing where an earlier version began the run.
         self._run = {_RUN: data[_RUN], "config": checksum(data)} if _RUN in data else {}
-        self.warnings, self.rounds = list[str](), RoundsFile(path / "rounds.jsonl")
+        self.warnings = list[str]()
+        self.rounds = RoundsFile(path / "rounds.jsonl", data.get(_RUN), self._writable)
         self._lock = lock
         self._record = None if lock is None else (path / "record.jsonl").open("ab")
 
@@ -107,8 +108,10 @@ class RunFolder:
     def record(self, event: Mapping[str, Any]) -> None:
         """Append `event` as one line of strict JSON; numbers that are not finite become null (`plain`)."""
         file, data = self._writable(), {key: plain(value, key) for key, value in event.items()}
-        line = encode(with_checksum(data, "crc32"))
         with explained(f"append to {self.path / 'record.jsonl'}"):
+            if os.fstat(file.fileno()).st_size == 0 and self._run:  # the first line says whose they are
+                data = {_RUN: self._run[_RUN], **data}
+            line = encode(with_checksum(data, "crc32"))
             atomic_files.write(file, line)
 
     def save(self, value: Any, index: int) -> None:
@@ -206,7 +209,9 @@ class RunFolder:
         with explained(f"read {path}"), path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 if not is_torn(line):
-                    yield parse_object(line, f"line {number} of {path}", "crc32")
+                    data = parse_object(line, f"line {number} of {path}", "crc32")
+                    check_owner(path, data, self._run.get(_RUN))
+                    yield data
             if (size := os.fstat(file.fileno()).st_size) < expected:
                 raise StoreError(f"{path} is cut off: it holds {size} bytes, and held {expected} at a checkpoint.")
 
