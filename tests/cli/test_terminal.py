@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from command_line import TINY
+from forkmerge.cli import main
 from forkmerge.cli.terminal import (
     ends_once,
     interruptible,
@@ -137,6 +138,22 @@ def test_five_interrupts_in_a_row_end_a_run_without_a_traceback_and_it_resumes(w
     assert "KeyboardInterrupt" not in output
     assert "resume run" in output
     assert status(tmp_path / "run") == "interrupted"
+
+
+def test_an_interrupt_while_the_first_modules_are_imported_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted:
+        def __getattr__(self, name: str) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "forkmerge.engine.executors.lost_output", Interrupted())
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises(SystemExit) as end:
+            main()
+        assert end.value.code == 130
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN, "a second one would be a traceback"
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_program_that_does_not_end_can_be_ended(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ import errno
 import os
 import shlex
 import shutil
+import signal
 import sys
 from pathlib import Path
 
@@ -17,6 +18,14 @@ def main() -> None:
     Output that is lost ends no command: its work is done first, and the exit code tells.
     """
     os.environ.setdefault("FORKMERGE_COMMAND", _name())
+    try:
+        _call()
+    except KeyboardInterrupt:  # while the first modules are imported
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise SystemExit(128 + signal.SIGINT) from None
+
+
+def _call() -> None:
     from forkmerge.engine.executors.lost_output import tolerate_lost_output
 
     tolerate_lost_output()
