@@ -10,6 +10,7 @@ import pytest
 import forkmerge as fm
 from forkmerge.analysis import dynamics
 from forkmerge.experiments.summary import Cost, Standing, Summary
+from forkmerge.report.merge_figures import learning_curves
 from problems import (
     fit,
     shared_problem,
@@ -36,6 +37,19 @@ def test_coefficients_over_rounds_are_means_over_runs():
     assert math.isnan(dynamics.interval_effect({4: [runs[0], diverged]}).means[0])
     with pytest.raises(fm.ProblemError, match="share the steps"):
         dynamics.coefficient_history([runs[0], fit(fm.ForkMerge(BRANCHES, interval=2))])
+
+
+def test_a_curve_of_an_error_is_that_error():
+    runs = [fit(fm.SingleTask(interval=4), shared_problem(metrics=fm.nll), seed=seed) for seed in (0, 1)]
+    curve = dynamics.learning_curve("STL", runs)
+    assert curve.metric == "nll"
+    assert curve.means[-1] == pytest.approx(sum(run.metrics["nll"] for run in runs) / 2)
+    figure = learning_curves([curve])
+    assert figure.panels[0].y.title == "validation nll"
+    assert figure.panels[0].series[0].y == curve.means
+    assert "Lower is better of nll." in figure.caption
+    scored = learning_curves([dynamics.learning_curve("STL", [fit(fm.SingleTask(interval=4))])])
+    assert (scored.panels[0].y.title, "Lower" in scored.caption) == ("validation score", False)
 
 
 def test_curves_of_several_metrics_are_changes_against_one_baseline():

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import TypeVar
 
 from forkmerge.algorithms import pareto_front
-from forkmerge.algorithms.run_record import Run
+from forkmerge.algorithms.run_record import Run, shown_score
 from forkmerge.algorithms.weight_grid import Point
 from forkmerge.analysis.merge_results import (
     CoefficientHistory,
@@ -80,7 +80,7 @@ def common_criterion(directions: Mapping[str, int], baseline: Sequence[Run]) -> 
 def learning_curve(label: str, runs: Sequence[Run], criterion: Criterion | None = None) -> LearningCurve:
     """Return the validation score over steps, mean ± standard deviation over runs that differ in their seed.
 
-    Steps at which some run has no score (every branch was faulty) are left out.
+    Where the score is one error, turned round, it is that error. Steps at which some run has no score (every branch was faulty) are left out.
 
     Args:
         label: The method.
@@ -91,12 +91,14 @@ def learning_curve(label: str, runs: Sequence[Run], criterion: Criterion | None 
         ForkMerge, Fig. 11.
     """
     target = _same("target", [run.target for run in runs])
+    metric, sign = shown_score([r for run in runs for r in run.searched])
     curves = [
-        {r.end: _score(run, r.score, r.metrics, criterion) for r in run.searched if r.score is not None} for run in runs
+        {r.end: sign * _score(run, r.score, r.metrics, criterion) for r in run.searched if r.score is not None}
+        for run in runs
     ]
     steps = tuple(step for step in curves[0] if all(step in scores for scores in curves))
     values = [[scores[step] for scores in curves] for step in steps]
-    return LearningCurve(label, target, steps, tuple(map(fmean, values)), tuple(map(_std, values)), len(runs))
+    return LearningCurve(label, target, steps, tuple(map(fmean, values)), tuple(map(_std, values)), len(runs), metric)
 
 
 def interval_effect(

@@ -106,6 +106,7 @@ class LearningCurve(Record):
         means: Of the scores.
         stds: 0 for one seed.
         runs: How many seeds.
+        metric: What `means` are of: "score", or the name of an error, which is shown as one.
     """
 
     label: str
@@ -114,6 +115,7 @@ class LearningCurve(Record):
     means: tuple[float, ...]
     stds: tuple[float, ...]
     runs: int
+    metric: str = "score"
 
 
 @dataclass(frozen=True)

@@ -84,11 +84,15 @@ def learning_curves(curves: Sequence[LearningCurve], shown: Sequence[str] = ()) 
             ends = band(curve.means, curve.stds if curve.runs > 1 else ())
             line = Series(curve.label, curve.steps, numbers(curve.means), *ends, is_shown=curve.label in at_first)
             series.append(line)
-        panels.append(Panel(target, Axis("step"), Axis("validation score"), tuple(series)))
+        metric = next(curve.metric for curve in curves if curve.target == target)
+        panels.append(Panel(target, Axis("step"), Axis(f"validation {metric}"), tuple(series)))
     caption = (
         "Validation score of the target during training; bands: ± standard deviation over seeds. The score of several "
         "metrics is their mean relative change against single-task training."
     )
+    errors = dict.fromkeys(curve.metric for curve in curves if curve.metric != "score")
+    if errors:
+        caption += f" Lower is better of {', '.join(errors)}."
     if len(at_first) < len(labels):
         caption += " Click on a name to add its curve."
     return Figure("learning", "Learning curves", caption, tuple(panels))
