@@ -142,6 +142,15 @@ def selected(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_where_all_select_alike_the_tables_say_so(tmp_path):
+    run_comparison(planned("ew", settings={"algorithm": {"select": "best"}}), tmp_path / "best")
+    run_comparison(planned("ew"), tmp_path / "last")
+    said = "Validation chose every model among those of its training, that of STL, too, as often"
+    for name, count in (("best", 2), ("last", 0)):
+        notes = [note for table in tables_from(tmp_path / name) for note in table.notes]
+        assert sum(said in note for note in notes) == count
+
+
 def test_gains_are_against_the_mean_of_the_reference(selected):
     results = [result for result in read_run_results(selected) if result.kind == "final"]
     own = {result.seed: result for result in results if result.method == "ew[interval=1,select=best]"}

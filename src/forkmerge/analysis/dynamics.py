@@ -80,7 +80,8 @@ def common_criterion(directions: Mapping[str, int], baseline: Sequence[Run]) -> 
 def learning_curve(label: str, runs: Sequence[Run], criterion: Criterion | None = None) -> LearningCurve:
     """Return the validation score over steps, mean ± standard deviation over runs that differ in their seed.
 
-    Where the score is one error, turned round, it is that error. Steps at which some run has no score (every branch was faulty) are left out.
+    Where the score is one error, turned round, it is that error. Steps at which some run has no score (every branch was
+    faulty) are left out.
 
     Args:
         label: The method.

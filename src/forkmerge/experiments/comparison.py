@@ -41,7 +41,12 @@ from forkmerge.experiments.events import JobEnded, JobProgress, JobsPlanned, Job
 from forkmerge.experiments.pretraining import pretrained
 from forkmerge.experiments.recipe import Recipe, load_recipe, read_settings, source_for
 from forkmerge.experiments.run_results import PLAN, RunResult, read_plan, read_run_result, write_plan
-from forkmerge.experiments.single_task_reference import References, reference_word, with_references
+from forkmerge.experiments.single_task_reference import (
+    References,
+    reference_word,
+    steps_between_choices,
+    with_references,
+)
 from forkmerge.problem.definition import Problem
 from forkmerge.problem.display import Display, Displayed
 
@@ -104,7 +109,14 @@ class Comparison(Displayed):
 
     def _entry(self, method: ComparedMethod) -> dict[str, Any]:
         own = self.references.get(method.word)
-        return {"word": method.word, "label": method.label, **({"references": dict(own)} if own else {})}
+        entry = {"word": method.word, "label": method.label, **({"references": dict(own)} if own else {})}
+        return {**entry, "is_selected": True} if self._is_selected(method) else entry
+
+    def _is_selected(self, method: ComparedMethod) -> bool:
+        """Whether this is the baseline, and validation chooses its model among those of its training."""
+        if method.word != BASELINE:
+            return False
+        return steps_between_choices(method.algorithm(self.recipe, refit=False), self.recipe.steps) is not None
 
 
 def plan_comparison(reference: str | Path, *, settings: Mapping[str, Any] | None = None, **options: Any) -> Comparison:

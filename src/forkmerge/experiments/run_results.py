@@ -116,11 +116,15 @@ class ShortRound(Record):
 
 @dataclass(frozen=True)
 class NameOfMethod(Record):
-    """A method's word, its name in tables, and what it is compared with: see `References`."""
+    """A method's word, its name in tables, and what it is compared with: see `References`.
+
+    `is_selected` says of the baseline that validation chooses its model among those of its training.
+    """
 
     word: str
     label: str
     references: dict[str, str] = field(default_factory=dict)
+    is_selected: bool = False
 
 
 @dataclass(frozen=True)

@@ -78,6 +78,7 @@ class Summary:
         costs: By method.
         settings: What tuning chose, `{target: {method: setting}}`.
         failures: One line for every run without a result.
+        is_selected: Whether validation chooses the baseline's model among those of its training.
     """
 
     baseline: str
@@ -91,6 +92,7 @@ class Summary:
     costs: dict[str, Cost]
     settings: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
+    is_selected: bool = False
 
     @property
     def has_references(self) -> bool:
@@ -147,6 +149,7 @@ def summarise(
         costs={word: _cost(word, results, overall, baseline) for word in labels},
         settings=_settings(finals),
         failures=[_failure(result) for result in finals if not result.is_complete],
+        is_selected=any(each.get("is_selected", False) for each in plan["methods"] if each["word"] == baseline),
     )
 
 

@@ -152,9 +152,12 @@ def reference_cells(summary: Summary, standing: Standing) -> list[Cell]:
 
 
 def reference_notes(summary: Summary) -> list[str]:
-    """Why rows differ in it."""
+    """Why rows differ in it; or that all models are chosen alike, that of the baseline, too."""
     if not summary.has_references:
-        return []
+        chosen = (
+            f"Validation chose every model among those of its training, that of {summary.baseline}, too, as often: "
+        )
+        return [f"{chosen}stopping early is not transfer."] if summary.is_selected else []
     return [
         "compared with: single-task training with the same selection. A method whose model is chosen on validation, "
         'among those of its training (select="best", or checkpoints that are), is compared with single-task training '
