@@ -10,6 +10,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 import forkmerge as fm
+from forkmerge.algorithms.saved_run import read_run
 from forkmerge.experiments.mix import MixtureResult, mix, plan_mix, read_mix
 from forkmerge.experiments.run_results import read_run_results
 from text_corpora import write_causal, write_lines
@@ -94,7 +95,14 @@ def test_a_folder_goes_on_from_anywhere(result: MixtureResult, folder: Path, mon
 
 def test_without_baselines_only_the_target_alone_is_trained_beside_it(folder: Path) -> None:
     plan = plan_mix(folder / "target.jsonl", [folder / "near.jsonl"], folder / "model", baselines=False, **OPTIONS)
-    assert {method.word.partition("[")[0] for method in plan.methods} == {"stl", "forkmerge-aux"}
+    assert {method.word for method in plan.methods} == {"stl", "forkmerge-aux"}
+
+
+def test_a_refit_trains_on_validation_text_too(folder: Path) -> None:
+    words = (folder / "target.jsonl", [folder / "near.jsonl"], folder / "model")
+    result = mix(*words, out=folder / "refitted", baselines=False, refit=True, **{**OPTIONS, "steps": 2})
+    runs = [read_run(result.folder / run.folder) for run in read_run_results(result.folder)]
+    assert {run.final for run in runs} == {"refit"}
 
 
 def test_a_folder_without_results_says_so(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ from forkmerge.problem.text.windows import BEGIN, byte_windows, token_windows
 _TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "spiece.model", "vocab.txt")
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 _BYTE_TOKENS = BEGIN + 1
+# Code that lies beside a model is never run, nor asked about; nothing is looked for on a hub.
+_OWN_CODE_ONLY: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
 
 @dataclass(frozen=True)
@@ -88,9 +90,9 @@ class LanguageModel:
         kind: Any = AutoModelForMaskedLM if self.is_encoder else AutoModelForCausalLM
         with _without_progress_bars():
             if self.has_weights:
-                model = kind.from_pretrained(self.folder, local_files_only=True)
+                model = kind.from_pretrained(self.folder, **_OWN_CODE_ONLY)
             else:
-                model = kind.from_config(self.config)
+                model = kind.from_config(self.config, trust_remote_code=False)
         if self.full:
             trained: nn.Module = model
             return trained
@@ -107,7 +109,7 @@ class LanguageModel:
             return None
         from transformers import AutoTokenizer
 
-        tokenizer = AutoTokenizer.from_pretrained(self.folder, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(self.folder, **_OWN_CODE_ONLY)
         if not tokenizer.is_fast:
             raise ProblemError(
                 f"the tokenizer in {self.folder} does not say which text its tokens stand for: give a fast one."

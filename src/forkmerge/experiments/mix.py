@@ -162,7 +162,7 @@ def read_mix(folder: str | os.PathLike[str]) -> MixtureResult:
     results = [result for result in read_run_results(path) if result.kind == "final" and result.is_complete]
     by_word: dict[str, dict[int, RunResult]] = {}
     for result in results:
-        by_word.setdefault(result.method.partition("[")[0], {})[result.seed] = result
+        by_word.setdefault(result.method, {})[result.seed] = result
     if MIXED not in by_word or ALONE not in by_word:
         errors = [f"{result.label}: {result.error}" for result in read_run_results(path) if result.error]
         raise StoreError(f"{path} has no mixture yet: {'; '.join(errors) or 'type the same command to continue'}.")
