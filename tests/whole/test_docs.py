@@ -4,16 +4,20 @@ import doctest
 import importlib
 import os
 import re
+import socket
 import subprocess
 import sys
 
 import pytest
+import torch
 
 import forkmerge
 from paths import ROOT
+from torchrun import torchrun
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAIR = [ROOT / "examples" / "own_loop" / f"{name}.py" for name in ("plain", "with_forkmerge")]
+ON_RANKS = ROOT / "examples" / "fsdp.py"
 EXAMPLES = [path for path in sorted((ROOT / "examples").rglob("*.py")) if path.name != "setting.py"]
 PACKAGE = ROOT / "src" / "forkmerge"
 MODULES = {
@@ -41,9 +45,23 @@ def pages_with(language):
 )
 def test_python_snippets_of_a_page_run_in_order(page, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
+    for name, value in rank_alone().items():
+        monkeypatch.setenv(name, value)
     namespace = {"__name__": page.stem}
-    for number, block in enumerate(blocks(page, "python")):
-        exec(compile(block, f"{page.name}[{number}]", "exec"), namespace)
+    try:
+        for number, block in enumerate(blocks(page, "python")):
+            exec(compile(block, f"{page.name}[{number}]", "exec"), namespace)
+    finally:
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
+
+def rank_alone():
+    """What torchrun would tell the only rank of a page that starts ranks."""
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = probe.getsockname()[1]
+    return {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "RANK": "0", "WORLD_SIZE": "1"}
 
 
 def test_the_readme_prints_what_it_shows(monkeypatch, tmp_path, capsys):
@@ -135,9 +153,17 @@ def run_example(example):
     return done.stdout
 
 
-@pytest.mark.parametrize("example", [path for path in EXAMPLES if path not in PAIR], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "example", [path for path in EXAMPLES if path not in (*PAIR, ON_RANKS)], ids=lambda path: path.stem
+)
 def test_examples_run(example):
     run_example(example)
+
+
+def test_the_example_of_ranks_runs_on_two():
+    printed = torchrun(ON_RANKS, [], came_up=lambda output: "round 1" in output)
+    assert [line.split(":")[0] for line in printed.splitlines()] == [f"round {index}" for index in range(1, 9)]
+    assert "with related" in printed
 
 
 def test_the_pair_of_loops_runs_and_forkmerge_beats_joint_training():

@@ -34,7 +34,8 @@ from forkmerge.engine.storage.atomic_files import check_space, is_unused
 from forkmerge.engine.storage.run_folder import NoStore, RunFolder
 from forkmerge.engine.training.interrupts import held_back
 from forkmerge.engine.training.memory_format import memory_format
-from forkmerge.engine.training.model_binding import ModelBinding, OptimizerFactory, check_module
+from forkmerge.engine.training.model_binding import ModelBinding, OptimizerFactory
+from forkmerge.engine.training.module_checks import check_module
 from forkmerge.engine.training.options import Training
 from forkmerge.engine.training.torch_compile import compiled
 from forkmerge.errors import ProblemError, check_count, unknown_name

@@ -14,7 +14,6 @@ import forkmerge as fm
 from _asserts import assert_same_bits, bits, same_bits
 from branch_training import WEIGHTS, resumed_bits, train
 from forkmerge.engine.training.branch import train_branch
-from forkmerge.engine.training.model_binding import check_module
 from problems import (
     ADAM,
     SGD,
@@ -29,19 +28,6 @@ from problems import (
     shared_problem,
     tied_net,
 )
-
-
-class Extra(nn.Linear):
-    def get_extra_state(self) -> dict[str, int]:
-        return {"calls": 1}
-
-    def set_extra_state(self, state: Any) -> None:
-        del state
-
-
-def test_extra_state_is_refused_before_training() -> None:
-    with pytest.raises(fm.ProblemError, match="keeps extra state"):
-        fm.SingleTask().fit(shared_problem(), model=lambda: Extra(6, 3), optimizer=SGD, steps=1)
 
 
 class Counting(torch.optim.SGD):
@@ -251,37 +237,9 @@ class TestModules:
         assert_same_bits(resumed_bits(net, ADAM), plain_loop(net, ADAM, WEIGHTS, 10))
         assert_same_bits(resumed_bits(net, OPTIMIZERS["NAdam"]), plain_loop(net, OPTIMIZERS["NAdam"], WEIGHTS, 10))
 
-    def test_lazy_modules_are_refused_with_what_to_do(self) -> None:
-        with pytest.raises(fm.ProblemError, match=r"'weight' is lazy.*run the model on one batch"):
-            check_module(nn.LazyLinear(3))
-
-    def test_data_parallel_modules_are_refused_with_what_to_pass(self) -> None:
-        with pytest.raises(fm.ProblemError, match=r"wrapped in DataParallel: pass the module inside it, model\.module"):
-            fit(net=nn.DataParallel(plain_net()))
-
-    def test_distributed_modules_are_refused_with_what_to_pass(self) -> None:
-        store = torch.distributed.HashStore()
-        torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-        try:
-            wrapped = nn.parallel.DistributedDataParallel(plain_net())
-            with pytest.raises(fm.ProblemError, match=r"DistributedDataParallel: pass .* model\.module"):
-                check_module(wrapped)
-            mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
-            sharded = torch.distributed.tensor.distribute_module(plain_net(), mesh)
-            with pytest.raises(fm.ProblemError, match=r"sharded.*pass the plain module"):
-                check_module(sharded)
-        finally:
-            torch.distributed.destroy_process_group()
-
     def test_a_model_without_trainable_parameters_is_refused(self) -> None:
         with pytest.raises(fm.ProblemError, match="no trainable parameter"):
             fm.Training(SGD).binding(plain_net().requires_grad_(False))
-
-    def test_something_that_is_no_module_is_refused(self) -> None:
-        with pytest.raises(fm.ProblemError, match=r"model must be a torch\.nn\.Module"):
-            fit(net=3)
-        with pytest.raises(fm.ProblemError, match=r"model must be a torch\.nn\.Module, got str"):
-            fit(net=lambda: "net")
 
 
 def test_a_state_is_independent_of_the_binding_after_release() -> None:

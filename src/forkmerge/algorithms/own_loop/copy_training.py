@@ -77,15 +77,21 @@ def copy_training(
     memo: dict[int, Any] = {id(p): p for p in model.parameters() if not p.requires_grad}
     module = copy.deepcopy(model, memo)
     _check_forwards(module, model)
+    own_optimizer = copy_optimizer(optimizer, memo)
+    own_scheduler = copy.deepcopy(scheduler, memo)
+    if own_scheduler is not None:
+        _let_schedulers_see_steps(own_optimizer)
+    return module, own_optimizer, own_scheduler, copy.deepcopy(scaler, memo)
+
+
+def copy_optimizer(optimizer: Optimizer, memo: dict[int, Any]) -> Optimizer:
+    """Copy an optimizer without its hooks; `memo` has what stands in for its parameters, by their ids."""
     own_optimizer = copy.deepcopy(optimizer, memo)
     for name, value in vars(optimizer).items():
         # torch's own copy keeps only defaults, state and groups; some optimizers (LBFGS) hold more.
         if name not in vars(own_optimizer) and not callable(value):
             setattr(own_optimizer, name, copy.deepcopy(value, memo))
-    own_scheduler = copy.deepcopy(scheduler, memo)
-    if own_scheduler is not None:
-        _let_schedulers_see_steps(own_optimizer)
-    return module, own_optimizer, own_scheduler, copy.deepcopy(scaler, memo)
+    return own_optimizer
 
 
 def _let_schedulers_see_steps(optimizer: Optimizer) -> None:

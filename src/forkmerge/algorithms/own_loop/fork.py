@@ -27,6 +27,15 @@ from forkmerge.algorithms.own_loop.merge_checks import (
 from forkmerge.algorithms.own_loop.merge_outcome import MergeOutcome
 from forkmerge.algorithms.own_loop.own_merge import OwnMerge, Score
 from forkmerge.algorithms.own_loop.paired_loader import LoaderList, PairedPasses
+from forkmerge.algorithms.own_loop.parameter_state import (
+    PLAIN,
+    OptimizerSlots,
+    packed,
+    state_by_parameter,
+    tensors_by_parameter,
+    unpacked,
+)
+from forkmerge.algorithms.own_loop.ranks import Ranks, ScoreRanks
 from forkmerge.algorithms.table_data import show_metrics
 from forkmerge.engine.merging.blend import Blender
 from forkmerge.engine.merging.find_merge import find_merge
@@ -34,8 +43,10 @@ from forkmerge.engine.merging.relevance import task_relevance
 from forkmerge.engine.merging.rules import ARGMAX, Rule, check_rule
 from forkmerge.engine.merging.searches import Greedy, Grid, Search, search_from
 from forkmerge.engine.merging.synchronise import synchronise
-from forkmerge.engine.training.model_binding import ModelBinding, check_module
+from forkmerge.engine.training.model_binding import ModelBinding
+from forkmerge.engine.training.module_checks import check_module
 from forkmerge.engine.training.options import Mixture, mixtures_of
+from forkmerge.engine.training.shards import local_of, plain_name, spans_ranks, wrapper_prefix
 from forkmerge.engine.training.state import Layout, State, check_same_parameters
 from forkmerge.errors import ProblemError, unknown_name
 from forkmerge.problem.definition import check_weight
@@ -52,6 +63,8 @@ class Fork(Displayed):
         self._branches = {branch.name: branch for branch in models.branches}
         self._search, self._optimizer_state = search, optimizer_state
         self._watch = ScoreWatch()
+        self._ranks = Ranks.of(self._first._binding.model)
+        self._slots = OptimizerSlots(self._first._binding)
         self._merged = self._first._state.weights()
         models.attach(self._merged)
 
@@ -85,6 +98,7 @@ class Fork(Displayed):
         rule: str = ARGMAX,
         refresh: Callable[[nn.Module], None] | None = None,
         allow_unequal_steps: bool = False,
+        ranks: ScoreRanks = "first",
     ) -> MergeOutcome:
         """Search the best combination of the branches, and let all branches go on from it.
 
@@ -96,7 +110,12 @@ class Fork(Displayed):
             rule: Which candidate is installed, see `ForkMerge`; all but "argmax" need a score per example.
             refresh: Called on every combination before it is scored, e.g. to recompute BatchNorm statistics.
             allow_unequal_steps: Merge branches whose optimizers took different numbers of steps since the last merge.
+            ranks: Where several ranks train the model, all of them call `merge`, and all call `score`. The result of
+                rank 0 is everybody's ("first"), or that of all of them ("all"): their examples are joined where score
+                gives one number per example, and otherwise the mean of their numbers counts.
         """
+        if ranks not in ("first", "all"):
+            raise ProblemError(f"ranks must be first or all, got {ranks!r}.")
         branches, names = list(self._branches.values()), list(self._branches)
         check_score(score)
         self._models.check_free("merge")
@@ -107,7 +126,8 @@ class Fork(Displayed):
         chooser = Rule(rule, derive(self._first._passes.seed, "rule", self._first._passes.round_index))
         self._check_trained(states, allow_unequal_steps)
         first = branches[0]._binding  # whose model is lent to the candidates
-        faults = find_faulty(names, states)
+        self._ranks.share_buffers(first, states)
+        faults = self._find_faulty(states)
         scratch = self._merged.weights()  # so that the last merge outlives a score that fails
 
         def refreshed(state: State) -> None:
@@ -115,11 +135,12 @@ class Fork(Displayed):
                 first.attach_weights(state)
                 refresh(first.model)
                 first.capture_buffers(state)
+                self._ranks.share_buffers(first, [state])
 
         blend = Blender(first, states, scratch, refreshed, self._merged)
         try:
             with random_state_kept(), evaluating(first.model):
-                merge = find_merge(OwnMerge(names, faults, blend, score), used, chooser)
+                merge = find_merge(OwnMerge(names, faults, blend, score, self._ranks, ranks), used, chooser)
                 check_scores(merge, faults)
                 if any(merge.vector):
                     self._merged.take_weights(blend(merge.vector))
@@ -144,56 +165,91 @@ class Fork(Displayed):
 
     def merged_into(self, model: nn.Module) -> nn.Module:
         """Write the weights of the last merge (the fork point before the first one) into a model and return it."""
-        check_module(model)
+        check_module(model, may_span=True)
         if model is self._first._binding.model:
             self._models.check_free("merged_into")
         layout, source = Layout(model), self._first._binding.layout
         check_same_parameters([source.signature, layout.signature], ["the fork", "the model given"])
+        if [row_slice.shape for row_slice in layout.slices] != [row_slice.shape for row_slice in source.slices]:
+            raise ProblemError(
+                "the model given is not sharded as the fork's is. In place that one has the merge already: take its "
+                "whole weights by get_model_state_dict of torch.distributed.checkpoint.state_dict."
+            )
         with torch.no_grad():
-            for entry, parameter in zip(source.slices, layout.parameters, strict=True):
+            for entry, parameter in zip(source.slices, map(local_of, layout.parameters), strict=True):
                 view = entry.view(self._merged.rows[entry.row])
                 if parameter.data_ptr() != view.data_ptr():  # in place the module shows the merge already
                     parameter.copy_(view)
+            prefix = wrapper_prefix(model)
             for name, buffer in model.named_buffers():
-                buffer.copy_(self._first._binding.buffer(self._merged, name))
+                buffer.copy_(self._first._binding.buffer(self._merged, plain_name(name, prefix)))
         return model
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return everything needed to go on later: plain nested data and tensors, safe for `torch.load`'s defaults."""
+    def state_dict(self, *, by_parameter: bool | None = None) -> dict[str, Any]:
+        """Return everything needed to go on later: plain nested data and tensors, safe for `torch.load`'s defaults.
+
+        Args:
+            by_parameter: Whether tensors stand under the names of parameters, sharded as these are, as torch's
+                distributed checkpoint needs them to spread them over another number of ranks. None does so where
+                several ranks train the model.
+        """
         self._models.gather()
+        signature = self._first._binding.layout.signature
+        facts = {"watch": asdict(self._watch), "parameters": signature}
+        if spans_ranks(self._first._binding.model) if by_parameter is None else by_parameter:
+            return self._by_parameter(facts)
         branches = {
             branch.name: {
                 "state": branch._state.clone().to_value(),
                 "buffers": self._buffers_of(branch._state),
-                "round": branch._passes.round_index,
-                "passes": dict(branch._passes.counts),
-                "steps": branch._steps,
+                **_progress(branch),
             }
             for branch in self._branches.values()
         }
         merged = {"state": self._merged.weights().to_value(), "buffers": self._buffers_of(self._merged)}
-        signature = self._first._binding.layout.signature
-        return {"branches": branches, "merged": merged, "watch": asdict(self._watch), "parameters": signature}
+        return {"branches": branches, "merged": merged, **facts}
 
     def load_state_dict(self, value: Mapping[str, Any]) -> None:
         """Go on from where `state_dict` was taken, in a fork of the same model with the same branches."""
         own = {name: branch._state for name, branch in self._branches.items()}
         self._models.check_free("load_state_dict")
-        check_state_dict(value, own, self._first._binding.layout.signature)
+        plain = unpacked(value[PLAIN]) if isinstance(value, Mapping) and PLAIN in value else None
+        facts = plain or value
+        check_state_dict(value, own, self._first._binding.layout.signature, facts)
         loaders = LoaderList()
         for name, branch in self._branches.items():
-            stored = value["branches"][name]
-            branch._state = self._read(branch._binding, stored)
+            stored, tensors = facts["branches"][name], value["branches"][name]
+            branch._state = (
+                state_by_parameter(branch._binding, tensors, stored) if plain else self._read(branch._binding, stored)
+            )
             passes = stored["passes"]  # one number, before loaders were counted one by one
             counts = passes if isinstance(passes, Mapping) else {0: passes} if passes else {}
             branch._passes = PairedPasses(branch._passes.seed, loaders, stored["round"], counts)
             branch._steps = stored.get("steps", 0)
-        self._watch = ScoreWatch(**value.get("watch", {}))
-        self._merged = self._read(self._first._binding, value["merged"])
+        self._watch = ScoreWatch(**facts.get("watch", {}))
+        first = self._first._binding
+        self._merged = (
+            state_by_parameter(first, value["merged"], plain["merged"]) if plain else self._read(first, value["merged"])
+        )
         self._models.attach(self._merged)
 
+    def _by_parameter(self, facts: dict[str, Any]) -> dict[str, Any]:
+        tensors, plain = {}, {}
+        for name, branch in self._branches.items():
+            tensors[name], rest = tensors_by_parameter(branch._binding, branch._state, self._slots)
+            plain[name] = {**rest, **_progress(branch)}
+        merged, rest = tensors_by_parameter(self._first._binding, self._merged, None)
+        return {"branches": tensors, "merged": merged, PLAIN: packed({"branches": plain, "merged": rest, **facts})}
+
+    def _find_faulty(self, states: list[State]) -> dict[str, str]:
+        """Return why branches are unusable; what is not finite on one rank is a fault on all."""
+        faults = find_faulty(list(self._branches), states)
+        bad = self._ranks.any([name in faults for name in self._branches])
+        elsewhere = "it has parameters that are not finite on another rank"
+        return {name: faults.get(name, elsewhere) for name, is_bad in zip(self._branches, bad, strict=True) if is_bad}
+
     def _check_trained(self, states: list[State], allow_unequal_steps: bool) -> None:
-        idle = check_trained(dict(zip(self._branches, states, strict=True)), self._merged)
+        idle = check_trained(dict(zip(self._branches, states, strict=True)), self._merged, self._ranks)
         if not allow_unequal_steps:
             # A gradient scaler leaves out steps that overflow, in some branches more than in others.
             counted = [b for b in self._branches.values() if not b._binding.scaler.is_enabled()]
@@ -214,6 +270,11 @@ class Fork(Displayed):
         state = binding.place(State.from_value(copy.deepcopy(dict(stored["state"]))))
         state.buffers = {name: tensor.clone() for name, tensor in stored["buffers"].items()}
         return state
+
+
+def _progress(branch: ForkedBranch) -> dict[str, Any]:
+    passes = branch._passes
+    return {"round": passes.round_index, "passes": dict(passes.counts), "steps": branch._steps}
 
 
 def fork(
@@ -261,7 +322,7 @@ def fork(
         >>> outcome.coefficients
         {'alone': 0.0, 'joint': 1.0}
     """
-    check_module(model)
+    check_module(model, may_span=in_place)
     if not (mixtures := mixtures_of(branches)):
         raise ProblemError("there is no branch to fork: pass {name: {task: weight}}.")
     if optimizer_state not in ("keep", "average", "reset"):

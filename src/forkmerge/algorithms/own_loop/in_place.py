@@ -17,6 +17,7 @@ from forkmerge.algorithms.own_loop.paired_loader import PairedPasses
 from forkmerge.engine.training.learning_rates import multiply_rates, restore_rates
 from forkmerge.engine.training.model_binding import ModelBinding
 from forkmerge.engine.training.options import Mixture
+from forkmerge.engine.training.shards import check_reduced, local_of, spans_ranks, version_of
 from forkmerge.engine.training.state import Layout, State, check_same_parameters
 from forkmerge.errors import ProblemError
 
@@ -70,6 +71,7 @@ class LentModel(BranchModels):
         self._branches = list(branches)
         self._binding = branches[0]._binding
         self._parameters = self._binding.layout.parameters
+        self._spans_ranks = spans_ranks(self._binding.model)
         self._holder: LentBranch | None = None
         self._rates: list[Any] | None = None  # before a branch's lr_scale multiplied them
         self._binding.optimizer.register_step_pre_hook(self._before_step)
@@ -124,9 +126,10 @@ class LentModel(BranchModels):
         branch = self._holder
         if branch is None:
             return
+        check_reduced(self._binding.model, branch.name)
         self._capture(branch)
         if any(_is_fresh(parameter.grad) for parameter in self._parameters):
-            branch._gradients = [parameter.grad for parameter in self._parameters]
+            branch._gradients = [self._kept(parameter.grad) for parameter in self._parameters]
         self._drop_gradients()
         branch._hand_back()
         self._holder = None
@@ -142,7 +145,7 @@ class LentModel(BranchModels):
         binding.attach_weights(self._merged)
         increment_version(self._parameters)
         self._drop_gradients()
-        self._shown_weights = [(p.data_ptr(), p._version) for p in self._parameters]
+        self._shown_weights = [(local_of(p).data_ptr(), version_of(p)) for p in self._parameters]
         self._shown_groups = self._groups()
         self._shown_epoch = getattr(binding.scheduler, "last_epoch", None)
 
@@ -152,9 +155,9 @@ class LentModel(BranchModels):
         for row_slice, parameter, shown in zip(
             binding.layout.slices, self._parameters, self._shown_weights, strict=True
         ):
-            view = row_slice.view(self._merged.rows[row_slice.row])
-            is_elsewhere = parameter.data_ptr() != shown[0]  # moved, or given other memory
-            if not torch.equal(parameter.to(view.device), view) if is_elsewhere else parameter._version != shown[1]:
+            view, local = row_slice.view(self._merged.rows[row_slice.row]), local_of(parameter)
+            is_elsewhere = local.data_ptr() != shown[0]  # moved, or given other memory
+            if not torch.equal(local.to(view.device), view) if is_elsewhere else version_of(parameter) != shown[1]:
                 raise ProblemError(
                     f"parameter {row_slice.name!r} was changed while no branch had the module, which then shows the "
                     "last merge: train inside `for branch in forked`, or fork the changed model anew."
@@ -179,6 +182,10 @@ class LentModel(BranchModels):
         groups = self._binding.optimizer.param_groups
         return [{key: copy.deepcopy(value) for key, value in group.items() if key != "params"} for group in groups]
 
+    def _kept(self, gradient: Tensor | None) -> Tensor | None:
+        """Return a gradient to keep for a branch: DDP may write the next one's into the same memory."""
+        return gradient.clone() if gradient is not None and self._spans_ranks else gradient
+
     def _drop_gradients(self) -> None:
         for parameter in self._parameters:
             parameter.grad = None
@@ -199,7 +206,7 @@ class LentModel(BranchModels):
         self._holder._count_step()
         for parameter in self._parameters:
             if parameter.grad is not None:
-                setattr(parameter.grad, _STEPPED, parameter.grad._version)
+                setattr(parameter.grad, _STEPPED, version_of(parameter.grad))
 
     def _restore_rates(self) -> None:
         if self._rates is not None:
@@ -229,7 +236,7 @@ def lent_models(
 
 def _is_fresh(gradient: Tensor | None) -> bool:
     """Whether something was added to a gradient since the optimizer last stepped with it."""
-    return gradient is not None and getattr(gradient, _STEPPED, None) != gradient._version
+    return gradient is not None and getattr(gradient, _STEPPED, None) != version_of(gradient)
 
 
 def _equal(value: Any, other: Any) -> bool:

@@ -6,9 +6,11 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from forkmerge.algorithms.own_loop.ranks import Ranks
 from forkmerge.engine.merging.find_merge import Merge
 from forkmerge.engine.training.state import State
 from forkmerge.errors import ProblemError
@@ -25,13 +27,12 @@ def check_score(score: object) -> None:
         )
 
 
-def check_trained(states: Mapping[str, State], merged: State) -> list[str]:
-    """Return the branches that are as the last merge left them; refuse if all are."""
-    idle = [
-        name
-        for name, state in states.items()
-        if all(torch.equal(row, merged.rows[key]) for key, row in state.rows.items())
+def check_trained(states: Mapping[str, State], merged: State, ranks: Ranks) -> list[str]:
+    """Return the branches that are, on all ranks, as the last merge left them; refuse if all are."""
+    unchanged = [
+        all(torch.equal(row, merged.rows[key]) for key, row in state.rows.items()) for state in states.values()
     ]
+    idle = [name for name, is_idle in zip(states, ranks.all(unchanged), strict=True) if is_idle]
     if len(idle) == len(states):
         raise ProblemError(
             "no branch has changed since the last merge: train branch.model with branch.optimizer, not the model "
@@ -98,8 +99,17 @@ class ScoreWatch:
             )
 
 
-def check_state_dict(value: object, own: Mapping[str, State], signature: dict[str, list[int]]) -> None:
-    """Refuse what is not the state of a fork of the same model with the same branches."""
+def check_state_dict(
+    value: object, own: Mapping[str, State], signature: dict[str, list[int]], facts: Mapping[str, Any]
+) -> None:
+    """Refuse what is not the state of a fork of the same model with the same branches.
+
+    Args:
+        value: What was loaded.
+        own: The branches' states.
+        signature: The model's.
+        facts: What of the value is no tensor.
+    """
     parts = [value.get(key) for key in ("branches", "merged")] if isinstance(value, Mapping) else [None]
     branches = parts[0]
     if not isinstance(branches, Mapping) or not all(isinstance(part, Mapping) for part in (*parts, *branches.values())):
@@ -107,8 +117,7 @@ def check_state_dict(value: object, own: Mapping[str, State], signature: dict[st
             "this is not a fork's state: load_state_dict takes what state_dict of a fork gave, not that of a model or "
             "an optimizer."
         )
-    assert isinstance(value, Mapping)
-    stored_signature = value.get("parameters", signature)  # which earlier versions did not write
+    stored_signature = facts.get("parameters", signature)  # which earlier versions did not write
     if stored_signature != signature:
         keys = (key for key in (*stored_signature, *signature) if stored_signature.get(key) != signature.get(key))
         key = next(keys, "their order")
@@ -118,7 +127,7 @@ def check_state_dict(value: object, own: Mapping[str, State], signature: dict[st
         )
     if list(branches) != list(own):
         raise ProblemError(f"the state has branches {', '.join(branches)}, this fork {', '.join(own)}.")
-    for name, state in own.items():
+    for name, state in own.items() if facts is value else ():
         stored = [branches[name]["state"]["rows"], state.rows]
         if len({str({key: tuple(row.shape) for key, row in rows.items()}) for rows in stored}) > 1:
             sizes = [sum(row.numel() for row in rows.values()) for rows in stored]

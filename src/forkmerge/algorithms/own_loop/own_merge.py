@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from forkmerge.algorithms.own_loop.ranks import Ranks, ScoreRanks
 from forkmerge.engine.merging.arithmetic import Coefficients, vertices
 from forkmerge.engine.merging.blend import Blender
 from forkmerge.engine.merging.find_merge import MergeProblem
@@ -28,11 +29,21 @@ class OwnMerge(MergeProblem):
         faults: Why a branch is unusable, by name.
         blend: Builds combinations.
         score: The function.
+        ranks: Those that the model spans.
+        score_ranks: Whose score is everybody's.
     """
 
-    def __init__(self, names: Sequence[str], faults: Mapping[str, str], blend: Blender, score: Score) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        faults: Mapping[str, str],
+        blend: Blender,
+        score: Score,
+        ranks: Ranks,
+        score_ranks: ScoreRanks = "first",
+    ) -> None:
         super().__init__(names, faults)
-        self.blend, self.user_score = blend, score
+        self.blend, self.user_score, self.ranks, self.score_ranks = blend, score, ranks, score_ranks
         self._examples: dict[Coefficients, Tensor] = {}
 
     def score_branch(self, index: int) -> float:
@@ -57,18 +68,10 @@ class OwnMerge(MergeProblem):
     def _score(self, coefficients: Coefficients, state: State) -> float:
         binding = self.blend.binding
         binding.attach_weights(state)
-        value = self.user_score(binding.model)
-        if isinstance(value, Tensor) and value.dim() == 1 and len(value):
-            return self._mean(coefficients, value)
-        try:
-            return float(value)
-        except (TypeError, ValueError, RuntimeError):
-            raise ProblemError(
-                f"score must return one number, higher is better, or one per example, [n]; got {_short(value)}."
-            ) from None
+        values = self.ranks.agree(lambda: self.user_score(binding.model), _numbers, self.score_ranks)
+        return self._mean(coefficients, values) if values.dim() else float(values)
 
-    def _mean(self, coefficients: Coefficients, value: Tensor) -> float:
-        row = value.detach().double().cpu()
+    def _mean(self, coefficients: Coefficients, row: Tensor) -> float:
         before = next(iter(self._examples.values()), row)
         if len(before) != len(row):
             raise ProblemError(
@@ -79,5 +82,13 @@ class OwnMerge(MergeProblem):
         return rounded(row.tolist()) / len(row)
 
 
-def _short(value: Any) -> str:
-    return f"{value!r:.80}"
+def _numbers(value: Any) -> Tensor:
+    """Return what a score gave in float64 on the CPU: one number, or one per example, [n]."""
+    if isinstance(value, Tensor) and value.dim() == 1 and len(value):
+        return value.detach().double().cpu()
+    try:
+        return torch.tensor(float(value), dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        raise ProblemError(
+            f"score must return one number, higher is better, or one per example, [n]; got {value!r:.80}."
+        ) from None

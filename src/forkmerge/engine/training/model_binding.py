@@ -2,7 +2,8 @@
 
 `attach` points the module's parameters, and the optimizer's tensors, at a state's rows without copying them, so
 B branches cost B rows, not B modules. Frozen parameters stay in the module and are shared by all branches; a buffer
-is stored with a branch only once it differs from the module's own.
+is stored with a branch only once it differs from the module's own. The shards of a sharded module stay where they are,
+since FSDP2 remembers their memory: rows are copied into them, and back by `resync`.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from forkmerge.engine.training.batchnorm import BatchNorm
+from forkmerge.engine.training.module_checks import check_module
 from forkmerge.engine.training.release_memory import give_back
+from forkmerge.engine.training.shards import is_sharded, local_of, plain_name, reshard, sharded_like, wrapper_prefix
 from forkmerge.engine.training.state import Layout, State
 from forkmerge.errors import ProblemError
 
@@ -50,7 +52,7 @@ class ModelBinding:
         scaler: torch.amp.GradScaler | None = None,
         lr_of: str | None = None,
     ) -> None:
-        check_module(model)
+        check_module(model, may_span=True)
         self.model = model
         self.layout = Layout(model)
         if not self.layout.slices:
@@ -87,8 +89,8 @@ class ModelBinding:
         state = State(step=0, rows={})
         for row_slice, parameter in zip(self.layout.slices, self.layout.parameters, strict=True):
             if row_slice.row not in state.rows:
-                state.rows[row_slice.row] = self.layout.new_row(row_slice.row, parameter.dtype, parameter)
-            row_slice.view(state.rows[row_slice.row]).copy_(parameter.detach())
+                state.rows[row_slice.row] = self.layout.new_row(row_slice.row, parameter.dtype, local_of(parameter))
+            row_slice.view(state.rows[row_slice.row]).copy_(local_of(parameter).detach())
         self._point_parameters(state)
         self.give_back()
         self.capture(state)
@@ -119,6 +121,7 @@ class ModelBinding:
 
     def attach_weights(self, state: State) -> None:
         """Point the module at a state's parameters and buffers: enough to evaluate it."""
+        reshard(self.model)
         self._write_buffers({**self.own_buffers, **state.buffers})
         self._point_parameters(state)
 
@@ -131,7 +134,8 @@ class ModelBinding:
             slot = name.split("/", 1)[0]
             for index in indices:
                 parameter = self.layout.parameters[index]
-                self.optimizer.state[parameter][slot] = self.layout.slices[index].view(state.optimizer_rows[name])
+                view = self.layout.slices[index].view(state.optimizer_rows[name])
+                self.optimizer.state[parameter][slot] = sharded_like(view, parameter)
         for group, saved in zip(self.optimizer.param_groups, state.groups, strict=True):
             group.update(copy.deepcopy(saved))
         if self.scheduler:
@@ -162,9 +166,9 @@ class ModelBinding:
     def resync(self, state: State) -> None:
         """Take parameters back into the state's rows that someone has given other memory (`.to`, `.data = …`)."""
         for row_slice, parameter in zip(self.layout.slices, self.layout.parameters, strict=True):
-            view = row_slice.view(state.rows[row_slice.row])
-            if parameter.data_ptr() != view.data_ptr():
-                view.copy_(parameter.detach())
+            view, local = row_slice.view(state.rows[row_slice.row]), local_of(parameter)
+            if local.data_ptr() != view.data_ptr():
+                view.copy_(local.detach())
         self._point_parameters(state)
 
     def capture_buffers(self, state: State) -> None:
@@ -216,7 +220,11 @@ class ModelBinding:
 
     def _point_parameters(self, state: State) -> None:
         for row_slice, parameter in zip(self.layout.slices, self.layout.parameters, strict=True):
-            parameter.data = row_slice.view(state.rows[row_slice.row])
+            view = row_slice.view(state.rows[row_slice.row])
+            if is_sharded(parameter):
+                local_of(parameter).copy_(view)
+            else:
+                parameter.data = view
 
     def _write_buffers(self, values: dict[str, Tensor]) -> None:
         """Copy values into the module's buffers: in place where they fit, since modules may share one."""
@@ -234,6 +242,8 @@ class ModelBinding:
         row_slice, parameter = self.layout.slices[index], self.layout.parameters[index]
         if not isinstance(value, Tensor) or value.shape != parameter.shape or key == "step":
             return False
+        if getattr(value, "placements", None) != getattr(parameter, "placements", None):
+            return False
         if value.layout != torch.strided:
             raise ProblemError(
                 f"the optimizer keeps a sparse {key!r} for the sparse gradients of {row_slice.name!r}, which cannot be "
@@ -242,46 +252,25 @@ class ModelBinding:
         name = f"{key}/{row_slice.row}"
         if name not in state.optimizer_rows:
             self.give_back()
-            state.optimizer_rows[name] = self.layout.new_row(row_slice.row, value.dtype, value)
+            state.optimizer_rows[name] = self.layout.new_row(row_slice.row, value.dtype, local_of(value))
         row = state.optimizer_rows[name]
         if row.dtype != value.dtype or row.device != value.device:
             return False
         view = row_slice.view(row)
-        if view.data_ptr() != value.data_ptr():
-            view.copy_(value)
-            self.optimizer.state[parameter][key] = view
+        if view.data_ptr() != local_of(value).data_ptr():
+            view.copy_(local_of(value))
+            self.optimizer.state[parameter][key] = sharded_like(view, parameter)
         state.optimizer_slots.setdefault(name, []).append(index)
         return True
 
     def _buffers(self) -> Iterator[tuple[nn.Module, str, str, Tensor]]:
         seen: set[int] = set()
+        wrapper = wrapper_prefix(self.model)
         for prefix, module in self.model.named_modules():
             for key, buffer in module._buffers.items():
                 if buffer is not None and id(buffer) not in seen:
                     seen.add(id(buffer))
-                    yield module, key, f"{prefix}.{key}" if prefix else key, buffer
-
-
-def check_module(model: nn.Module) -> None:
-    """Refuse modules whose parameters cannot be moved into rows, saying what to pass instead."""
-    if not isinstance(model, nn.Module):
-        raise ProblemError(f"model must be a torch.nn.Module, got {type(model).__name__}.")
-    kind = type(model).__name__
-    if kind in ("DistributedDataParallel", "DataParallel"):
-        raise ProblemError(f"the model is wrapped in {kind}: pass the module inside it, model.module.")
-    for name, module in model.named_modules():
-        if type(module).get_extra_state is not nn.Module.get_extra_state:
-            raise ProblemError(
-                f"the module {name or type(module).__name__!r} keeps extra state (get_extra_state), which cannot be "
-                "merged or saved without pickle: hold it in buffers instead."
-            )
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if isinstance(tensor, UninitializedParameter) or type(tensor).__name__ == "UninitializedBuffer":
-            raise ProblemError(f"{name!r} is lazy and has no shape yet: run the model on one batch before passing it.")
-        if type(tensor).__name__ == "DTensor" or "FullyShardedDataParallel" in kind:
-            raise ProblemError(
-                "the model is sharded (FSDP): pass the plain module; branches are placed on devices by the executor."
-            )
+                    yield module, key, plain_name(f"{prefix}.{key}" if prefix else key, wrapper), buffer
 
 
 def make_optimizer(factory: OptimizerFactory, model: nn.Module) -> Optimizer:

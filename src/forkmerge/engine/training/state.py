@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from forkmerge.engine.training.shards import local_of, plain_name, reshard, wrapper_prefix
 from forkmerge.errors import ProblemError
 
 _PIECE = 1 << 20  # elements
@@ -41,16 +42,19 @@ class RowSlice:
 
 
 class Layout:
-    """Where a model's trainable parameters lie in rows, tied ones once."""
+    """Where a model's trainable parameters lie in rows, tied ones once: of sharded ones, what is on this rank."""
 
     def __init__(self, model: nn.Module) -> None:
         self.slices: list[RowSlice] = []
         self.parameters: list[nn.Parameter] = []
         self.sizes: dict[str, int] = {}
         first_device: torch.device | None = None
-        for name, parameter in model.named_parameters():
-            if not parameter.requires_grad:
+        reshard(model)  # while FSDP2 holds whole weights, these are the module's parameters
+        prefix = wrapper_prefix(model)
+        for name, whole in model.named_parameters():
+            if not whole.requires_grad:
                 continue
+            parameter = local_of(whole)
             first_device = first_device or parameter.device
             row = str(parameter.dtype).removeprefix("torch.")
             if parameter.device != first_device:
@@ -62,8 +66,8 @@ class Layout:
                 and not parameter.is_contiguous()
                 and parameter.is_contiguous(memory_format=torch.channels_last)
             )
-            self.slices.append(RowSlice(name, row, offset, tuple(parameter.shape), last))
-            self.parameters.append(parameter)
+            self.slices.append(RowSlice(plain_name(name, prefix), row, offset, tuple(parameter.shape), last))
+            self.parameters.append(whole)
             self.sizes[row] = offset + parameter.numel()
 
     def new_row(self, row: str, dtype: torch.dtype, like: Tensor) -> Tensor:
@@ -72,13 +76,13 @@ class Layout:
 
     @property
     def nbytes(self) -> int:
-        """The size of all trainable parameters."""
-        return sum(parameter.nbytes for parameter in self.parameters)
+        """The size of all trainable parameters, as far as they are on this rank."""
+        return sum(local_of(parameter).nbytes for parameter in self.parameters)
 
     @property
     def signature(self) -> dict[str, list[int]]:
-        """Names and shapes, to tell whether a stored state fits this model."""
-        return {row_slice.name: list(row_slice.shape) for row_slice in self.slices}
+        """Names and whole shapes, to tell whether a stored state fits this model."""
+        return {s.name: list(p.shape) for s, p in zip(self.slices, self.parameters, strict=True)}
 
 
 @dataclass
