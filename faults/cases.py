@@ -1,4 +1,4 @@
-"""The faults: each is tried on copies of the same run, and must end with its bits, or with one error that says why."""
+"""The faults: each is tried on the same run, which must end with its bits, or refuse files that were damaged."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Try:
     Args:
         fault: What was done.
         executor: Where branches ran.
-        survived: Whether it ended with the right bits, or with one error of the library.
+        survived: Whether it ended with the right bits or, where files were damaged, with one error that says so.
         same_bits: Whether it ended with the bits of the undisturbed run.
         message: What was said.
     """
@@ -79,11 +79,12 @@ class Suite:
         for index in range(max(1, round(tries * self.share))):
             yield random.Random(f"{self.seed} {fault} {index}")
 
-    def judged(self, fault: str, executor: str, end: End, problem: str = "") -> Try:
+    def judged(self, fault: str, executor: str, end: End, problem: str = "", *, may_refuse: bool = False) -> Try:
+        """Return what came of a fault: the right bits or, where files were damaged, an error that says so."""
         is_same = end.checksum == self.expected
         if end.checksum and not is_same:
             problem = "it ended with other bits"
-        survived = not problem and (is_same or end.is_refusal)
+        survived = not problem and (is_same or (may_refuse and end.is_refusal))
         return Try(fault, executor, survived, is_same, problem or end.message)
 
 
@@ -161,7 +162,7 @@ def resume_twice(suite: Suite, executor: str, tries: int) -> Iterator[Try]:
         process.kill()
         both = [RunProcess(folder, workers) for _ in range(2)]
         ends = [each.end() for each in both]
-        refused = [end for end in ends if end.is_refusal]
+        refused = [end for end in ends if end.is_refusal and end.message.startswith("StoreError")]
         done = [end for end in ends if end.checksum]
         message = refused[0].message if refused else "both ended, one after the other"
         problem = "" if done and len(done) + len(refused) == 2 else f"{[end.message for end in ends]}"
@@ -238,11 +239,11 @@ def _resumed(suite: Suite, fault: str, executor: str, folder: Path) -> Try:
     end = End("", "", is_refusal=False, events=0)
     try:
         end = End(train(folder, 1), "", is_refusal=False, events=0)
-    except fm.ForkMergeError as error:
+    except fm.StoreError as error:
         end = End("", f"{type(error).__name__}: {error}", is_refusal=True, events=0)
     except Exception as error:
         problem = f"{type(error).__name__}: {error}"
-    return suite.judged(fault, executor, end, problem)
+    return suite.judged(fault, executor, end, problem, may_refuse=True)
 
 
 PLAN: list[tuple[Callable[[Suite, str, int], Iterator[Try]], str, int]] = [

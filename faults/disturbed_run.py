@@ -26,7 +26,11 @@ def make_net() -> SmallNet:
     return SmallNet()
 
 
-def train(folder: Path, workers: int = 1, on_event: Any = None) -> str:
+def do_nothing(event: object) -> None:
+    """Watch no event."""
+
+
+def train(folder: Path, workers: int = 1, on_event: Any = do_nothing) -> str:
     """Run, or go on, and return the checksum of model, coefficients, scores and candidates."""
     algorithm = fm.ForkMerge(
         "per_auxiliary", interval=6, checkpoint="best_so_far", validate_every=2, select="best", refit=True, floor=True

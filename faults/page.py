@@ -12,9 +12,9 @@ What the fault suite did to a run, and what came of it. `./run faults` repeats i
 page; `./run faults --share 0.1` only tries it. The run is small, and has in it all that a checkpoint holds: three
 branches, snapshots, a floor, a refit. Moments are random and seeded.
 
-*Survived*: the run, or its resume, ended with the bits of an undisturbed run, or with one error of the library that
-says why it cannot go on. *Same bits*: model, coefficients, scores and candidates have the sha256 of the undisturbed
-run; the others were refused. Anything else, a traceback or other bits, is a failure.
+*Survived*: the run, or its resume, ended with the bits of an undisturbed run; where files were damaged, it may also end
+with one error that names them. *Same bits*: model, coefficients, scores and candidates have the sha256 of the
+undisturbed run. Anything else, a traceback, a hang or other bits, is a failure.
 
 """
 _COLUMNS = ("fault", "branches run", "tries", "survived", "same bits", "message, where there was one")

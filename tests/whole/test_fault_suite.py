@@ -36,14 +36,15 @@ def test_other_bits_tracebacks_and_hangs_are_failures(tmp_path: Path) -> None:
         "wrong": End("other", "", is_refusal=False, events=3),
         "traceback": End("", "KeyError", is_refusal=False, events=3),
     }
-    judged = {name: suite.judged("fault", "serial", end) for name, end in ends.items()}
+    judged = {name: suite.judged("bit flipped", "serial", end, may_refuse=True) for name, end in ends.items()}
     assert {name: (each.survived, each.same_bits) for name, each in judged.items()} == {
         "right": (True, True),
         "refused": (True, False),
         "wrong": (False, False),
         "traceback": (False, False),
     }
-    assert not suite.judged("fault", "serial", ends["right"], "workers [3] live on").survived
+    assert not suite.judged("driver killed", "serial", ends["refused"]).survived
+    assert not suite.judged("driver killed", "serial", ends["right"], "workers [3] live on").survived
 
 
 def test_a_folder_with_a_flipped_bit_is_judged_by_its_resume(tmp_path: Path) -> None:
