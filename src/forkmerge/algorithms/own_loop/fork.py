@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -114,10 +115,8 @@ class Fork(Displayed):
                 rank 0 is everybody's ("first"), or that of all of them ("all"): their examples are joined where score
                 gives one number per example, and otherwise the mean of their numbers counts.
         """
-        if ranks not in ("first", "all"):
-            raise ProblemError(f"ranks must be first or all, got {ranks!r}.")
         branches, names = list(self._branches.values()), list(self._branches)
-        check_score(score)
+        check_score(score, ranks)
         self._models.check_free("merge")
         states = self._models.gather()
         used = search_from(search) or self._search or (Grid() if len(branches) <= 2 else Greedy())
@@ -129,15 +128,7 @@ class Fork(Displayed):
         self._ranks.share_buffers(first, states)
         faults = self._find_faulty(states)
         scratch = self._merged.weights()  # so that the last merge outlives a score that fails
-
-        def refreshed(state: State) -> None:
-            if refresh is not None:
-                first.attach_weights(state)
-                refresh(first.model)
-                first.capture_buffers(state)
-                self._ranks.share_buffers(first, [state])
-
-        blend = Blender(first, states, scratch, refreshed, self._merged)
+        blend = Blender(first, states, scratch, partial(self._refresh, refresh), self._merged)
         try:
             with random_state_kept(), evaluating(first.model):
                 merge = find_merge(OwnMerge(names, faults, blend, score, self._ranks, ranks), used, chooser)
@@ -240,6 +231,14 @@ class Fork(Displayed):
             plain[name] = {**rest, **_progress(branch)}
         merged, rest = tensors_by_parameter(self._first._binding, self._merged, None)
         return {"branches": tensors, "merged": merged, PLAIN: packed({"branches": plain, "merged": rest, **facts})}
+
+    def _refresh(self, refresh: Callable[[nn.Module], None] | None, state: State) -> None:
+        binding = self._first._binding
+        if refresh is not None:
+            binding.attach_weights(state)
+            refresh(binding.model)
+            binding.capture_buffers(state)
+            self._ranks.share_buffers(binding, [state])
 
     def _find_faulty(self, states: list[State]) -> dict[str, str]:
         """Return why branches are unusable; what is not finite on one rank is a fault on all."""

@@ -18,8 +18,10 @@ from forkmerge.errors import ProblemError
 _FALLS = 2  # one fall of all branches may be chance on few examples
 
 
-def check_score(score: object) -> None:
-    """Refuse what cannot be called on a model, such as a score that was measured already."""
+def check_score(score: object, ranks: str = "first") -> None:
+    """Refuse what cannot be called on a model, such as a score that was measured already, and an unknown rank."""
+    if ranks not in ("first", "all"):
+        raise ProblemError(f"ranks must be first or all, got {ranks!r}.")
     if not callable(score):
         raise ProblemError(
             f"score must be a function of a model, which every candidate is measured by, got {score!r}: "
