@@ -98,7 +98,10 @@ def test_shortened_runs_leave_the_advice_to_the_probe():
     assert leaning == ("down-weight", "short trials lean against it, though not beyond doubt")
     slight = advice.Affinity("a", -0.01, -0.1, 0.1)
     assert advice.advise(bad, slight, is_whole=False)[0] == "no difference shown"
-    assert advice.advise(curve_over({1.0: GOOD}), replace(better, low=-0.1), is_whole=False)[0] == "no difference shown"
+    word, reason = advice.advise(curve_over({1.0: GOOD}), replace(better, low=-0.1), is_whole=False)
+    assert (word, reason.split(",")[0]) == ("no difference shown", "shortened runs show a gain")
+    leaning = advice.advise(curve(0.3, -0.1, 0.2), replace(better, low=-0.1), is_whole=False)
+    assert leaning == ("no difference shown", "runs and short trials lean towards it, but not beyond noise")
 
 
 def test_an_auxiliary_is_used_only_where_whole_runs_show_a_gain_beyond_noise():

@@ -224,6 +224,11 @@ def advise(curve: TransferCurve | None, estimate: Affinity | None, *, is_whole: 
         what = "runs and short trials" if lean else "short trials"
         return "down-weight", f"{what} lean against it, though not beyond doubt"
     if lean > 0 and not estimate.is_negative:
+        if curve is not None and curve.verdict == "positive":  # of shortened runs: whole ones have decided above
+            return (
+                "no difference shown",
+                "shortened runs show a gain, and only runs of full length decide: raise --budget",
+            )
         return "no difference shown", "runs and short trials lean towards it, but not beyond noise"
     return "no difference shown", "runs and short trials show no clear effect, or differ"
 
