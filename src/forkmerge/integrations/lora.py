@@ -65,14 +65,24 @@ def merge_discrepancy(adapters: Mapping[str, Factors], coefficients: Mapping[str
         coefficients: Λ by branch.
     """
     used = {name: weight for name, weight in coefficients.items() if weight != 0}
+    if len(used) < 2:
+        return 0.0
     off = total = 0.0
     for layer in next(iter(adapters.values())):
-        pairs = {name: [factor.detach().double().flatten(1) for factor in adapters[name][layer]] for name in used}
-        right = sum((weight * (pairs[name][1] @ pairs[name][0]) for name, weight in used.items()), torch.zeros(()))
-        merged = [sum((w * pairs[name][i] for name, w in used.items()), torch.zeros(())) for i in range(2)]
-        off += (merged[1] @ merged[0] - right).square().sum().item()
-        total += right.square().sum().item()
-    return (off / total) ** 0.5 if total else 0.0
+        pairs = [[factor.detach().double().flatten(1) for factor in adapters[name][layer]] for name in used]
+        firsts, seconds = ([pair[i] for pair in pairs] for i in range(2))
+        seconds_weighed = [weight * second for weight, second in zip(used.values(), seconds, strict=True)]
+        merged_first = torch.stack([weight * first for weight, first in zip(used.values(), firsts, strict=True)]).sum(0)
+        merged_second = torch.stack(seconds_weighed).sum(0)
+        off += _squared_norm([merged_second, *(-second for second in seconds_weighed)], [merged_first, *firsts])
+        total += _squared_norm(seconds_weighed, firsts)
+    return float((off / total) ** 0.5) if total else 0.0
+
+
+def _squared_norm(seconds: Sequence[Tensor], firsts: Sequence[Tensor]) -> float:
+    """Return ‖Σ_b B_b A_b‖² = tr(BᵀB AAᵀ), factors stacked: products, as large as the layer, are not made."""
+    b, a = torch.cat(list(seconds), dim=1), torch.cat(list(firsts), dim=0)
+    return max(((b.T @ b) * (a @ a.T)).sum().item(), 0.0)
 
 
 def freeze_first_factors(model: nn.Module) -> None:
