@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator
 
 import pytest
 import torch
 from hypothesis import settings
+
+import forkmerge as fm
 
 # Hooks of pytest, which looks for them here.
 from skips import (  # noqa: F401
@@ -22,6 +25,18 @@ torch.set_num_threads(1)
 # Derandomised, so that a failure is the commit's and not the day's; no deadline, as a busy machine is slow.
 settings.register_profile("suite", derandomize=True, deadline=None)
 settings.load_profile("suite")
+
+
+@pytest.fixture(scope="session")
+def on_ray() -> Iterator[fm.Ray]:
+    """Two workers on a Ray cluster of this machine, started once: all tests share its processes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(16))  # instead of one that Ray would keep in the home folder
+        patch.delenv("RAY_ADDRESS", raising=False)
+        options = fm.Ray(workers=2, address="local")
+        with options.connected():
+            yield options
 
 
 @pytest.fixture(autouse=True, scope="session")

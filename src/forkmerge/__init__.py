@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from forkmerge.algorithms.post_train import JointThenAlone, PostTrain
     from forkmerge.algorithms.run_record import Run
     from forkmerge.algorithms.weight_grid import WeightGrid, pareto_front
+    from forkmerge.engine.executors.ray.options import Ray
     from forkmerge.engine.merging.relevance import task_relevance
     from forkmerge.engine.merging.searches import Binary, Fixed, Greedy, Grid, Search, Sums
     from forkmerge.engine.merging.state_dicts import merge_states
@@ -47,6 +48,7 @@ _PUBLIC = {
     "algorithms.post_train": ("JointThenAlone", "PostTrain"),
     "algorithms.run_record": ("Run",),
     "algorithms.weight_grid": ("WeightGrid", "pareto_front"),
+    "engine.executors.ray.options": ("Ray",),
     "engine.merging.relevance": ("task_relevance",),
     "engine.merging.searches": ("Binary", "Fixed", "Greedy", "Grid", "Search", "Sums"),
     "engine.merging.state_dicts": ("merge_states",),
@@ -92,6 +94,7 @@ __all__ = [
     "Problem",
     "ProblemError",
     "Rates",
+    "Ray",
     "Recipe",
     "ResourceError",
     "Run",

@@ -33,7 +33,7 @@ def test_options_reach_the_diagnosis_and_json_is_all_there_is(asked, tmp_path, m
     data = json.loads(invoke(*words).stdout)
     assert data["folder"] == "runs/diagnose-compare_problem-aux"
     (call,) = asked
-    assert (call["target"], call["budget"], call["workers"]) == ("aux", 90.0, 1)
+    assert (call["target"], call["budget"], call["executor"].workers) == ("aux", 90.0, 1)
     assert call["command"] == f"forkmerge diagnose {PROBLEM} --target aux --budget 90s --workers 1 --json"
 
 

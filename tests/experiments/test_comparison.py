@@ -188,6 +188,13 @@ def test_processes_change_nothing_but_time(tmp_path):
     assert facts(tmp_path / "here") == facts(tmp_path / "there")
 
 
+def test_a_cluster_changes_nothing_but_where_runs_are(on_ray, tmp_path):
+    compared(tmp_path / "one")
+    run_comparison(planned(), tmp_path / "other", executor=on_ray)
+    assert facts(tmp_path / "other") == facts(tmp_path / "one")
+    assert not list((tmp_path / "other").glob(".seen*"))
+
+
 def test_devices_change_nothing_but_where_runs_are(tmp_path):
     run_comparison(planned(), tmp_path / "here")
     run_comparison(planned(settings={"training": {"devices": ["cpu", "cpu"]}}), tmp_path / "there", workers=2)

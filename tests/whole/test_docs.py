@@ -86,14 +86,16 @@ def test_the_readme_prints_what_it_shows(monkeypatch, tmp_path, capsys):
 def test_toml_snippets_of_a_page_have_known_keys_only(page):
     from forkmerge.experiments.compare_options import options_from
     from forkmerge.experiments.compared_methods import compared_methods_from
+    from forkmerge.experiments.execution import execution_from
     from forkmerge.experiments.recipe import _KEYS, _TRAINING, tomllib
 
     for block in blocks(page, "toml"):
         settings = tomllib.loads(block)
+        execution_from(settings.pop("execution", {}))
         compared_methods_from(",".join(options_from(settings.pop("compare", {})).methods))
         assert set(settings) <= set(_KEYS)
         assert set(settings.get("training", {})) <= set(_TRAINING)
-        forkmerge.experiments.recipe.algorithm_from(settings["algorithm"], forkmerge.ForkMerge())
+        forkmerge.experiments.recipe.algorithm_from(settings.get("algorithm", {}), forkmerge.ForkMerge())
 
 
 def test_links_of_pages_lead_somewhere():

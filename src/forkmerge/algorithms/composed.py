@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
 from torch import nn
 
 from forkmerge.algorithms.events.run_events import OnEvent, RunStarted
@@ -27,10 +26,10 @@ from forkmerge.algorithms.fit import (
 )
 from forkmerge.algorithms.resolved_config import environment, open_store, run_config, stored_training
 from forkmerge.algorithms.run_record import Round, Run
-from forkmerge.engine.executors.devices import resolve_workers
+from forkmerge.engine.executors.devices import Devices
+from forkmerge.engine.executors.executor_options import ExecutorOptions, executor_options
 from forkmerge.engine.storage.run_folder import NoStore, RunFolder
 from forkmerge.engine.training.model_binding import OptimizerFactory
-from forkmerge.errors import check_count
 from forkmerge.problem.definition import Problem
 from forkmerge.problem.metrics import Criterion
 from forkmerge.problem.scoring import device_of
@@ -47,7 +46,7 @@ class Parts:
         optimizer: Makes the optimizer.
         steps: T of the whole.
         seed: The seed of the whole.
-        workers: Processes.
+        executor: Where branches, or whole parts, run.
         threads: Threads of each.
         options: Further options of `fit`.
         on_event: Called with every event.
@@ -62,7 +61,7 @@ class Parts:
     optimizer: OptimizerFactory
     steps: int
     seed: int
-    workers: int
+    executor: ExecutorOptions
     threads: int
     options: dict[str, Any]
     on_event: OnEvent
@@ -73,7 +72,7 @@ class Parts:
     def run(self, name: str, algorithm: Algorithm, *, model: ModelOrFactory, **options: Any) -> Run:
         """Run a part, or continue it, or return it if it has ended."""
         folder = self.folder(name)
-        common = {"optimizer": self.optimizer, "steps": self.steps, "seed": self.seed, "workers": self.workers}
+        common = {"optimizer": self.optimizer, "steps": self.steps, "seed": self.seed, "executor": self.executor}
         run = algorithm.fit(
             self.problem,
             model=model,
@@ -130,6 +129,8 @@ class Composed(Algorithm):
         steps: int,
         seed: int = 0,
         workers: int | None = None,
+        devices: Devices | None = None,
+        executor: ExecutorOptions | None = None,
         threads: int | None = None,
         folder: str | os.PathLike[str] | None = None,
         resume: bool = False,
@@ -143,27 +144,24 @@ class Composed(Algorithm):
         check_problem(problem)
         check_numbers(steps, seed, threads)
         check_callback(on_event)
-        workers = resolve_workers(workers, options.get("devices"))
-        check_count("workers", workers)
+        where = executor_options(executor, workers, devices)
         module, sealed, resume = build_model(model, seed), problem.sealed(), resume and is_started(folder)
         self.branch_steps(sealed, steps)  # refuses what cannot be divided into parts before anything is written
         stored = stored_training(folder, resume)
-        threads = threads or stored.get("threads") or max(torch.get_num_threads() // workers, 1)
-        own = {name: value for name, value in options.items() if name not in ("devices", "checkpoint_every")}
+        threads = threads or stored.get("threads") or where.threads
+        own = {name: value for name, value in options.items() if name != "checkpoint_every"}
         training = training_options(optimizer, own, method=None)
         config = run_config(self, sealed, module, training, source, steps=steps, seed=seed, threads=threads)
         facts = environment(threads, device_of(module))
         store, notes = open_store(folder, resume, config, facts)
-        with store, sending(on_event, progress=progress) as send:
+        with store, sending(on_event, progress=progress) as send, where.connected():
             result = store.result()
             if result is not None:
                 return self._finished(result, module, store, send)
             send(self._started(sealed, steps, seed, folder, resume))
             store.load()  # nothing is kept there, but this empties the record, which is now written anew
             store.record({"event": "start", "target": problem.target, "seed": seed, "steps": steps, "branches": []})
-            parts = Parts(
-                sealed, model, module, optimizer, steps, seed, workers, threads, options, send, rebuild, store
-            )
+            parts = Parts(sealed, model, module, optimizer, steps, seed, where, threads, options, send, rebuild, store)
             run = self.compose(parts)
             run = replace(
                 run,

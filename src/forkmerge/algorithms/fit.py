@@ -13,7 +13,6 @@ from functools import partial, wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-import torch
 from torch import nn
 
 from forkmerge.algorithms.checkpoint import RunState
@@ -27,9 +26,9 @@ from forkmerge.algorithms.run_record import Run
 from forkmerge.algorithms.settings import Settings
 from forkmerge.engine.executors.branch_execution import open_branches
 from forkmerge.engine.executors.branch_worker import TrainingJob
-from forkmerge.engine.executors.devices import Devices, check_devices, place_model, resolve_workers
+from forkmerge.engine.executors.devices import Devices, place_model
 from forkmerge.engine.executors.executor import Executor
-from forkmerge.engine.executors.serial import local_executor
+from forkmerge.engine.executors.executor_options import ExecutorOptions, executor_options
 from forkmerge.engine.storage.atomic_files import check_space, is_unused
 from forkmerge.engine.storage.run_folder import NoStore, RunFolder
 from forkmerge.engine.training.interrupts import held_back
@@ -91,6 +90,7 @@ class Algorithm(ABC):
         seed: int = 0,
         workers: int | None = None,
         devices: Devices | None = None,
+        executor: ExecutorOptions | None = None,
         threads: int | None = None,
         folder: str | os.PathLike[str] | None = None,
         resume: bool = False,
@@ -112,6 +112,7 @@ class Algorithm(ABC):
             workers: Processes that train branches; 1, the default without devices, trains them here in turn.
             devices: Where they train: worker i on device i modulo their number, one worker each by default. The model
                 is moved to the first. None leaves everything on the model's own device.
+            executor: Where else branches are trained, e.g. `Ray(workers=4)`, instead of `workers` and `devices` here.
             threads: Threads per branch; None divides torch's number by `workers`. The bits depend on it.
             folder: Where the run is recorded and checkpointed; None keeps nothing on disk.
             resume: Continue the run in `folder`, if there is one, to the same bits.
@@ -129,29 +130,28 @@ class Algorithm(ABC):
         if rebuild is not None and settings.search_by is not None:
             rebuild = partial(_rebuild_searched, rebuild, settings.search_by)
         options = training_options(optimizer, training, method=method_from(settings.method)).over(steps)
-        for name, value in {"workers": workers, "checkpoint_every": checkpoint_every}.items():
-            if value is not None:
-                check_count(name, value)
-        workers, placed = resolve_workers(workers, devices), check_devices(devices)
+        if checkpoint_every is not None:
+            check_count("checkpoint_every", checkpoint_every)
+        where = executor_options(executor, workers, devices)
         module = build_model(model, seed)
-        place_model(module, placed)
+        place_model(module, where.devices)
         if settings.keep_branches and folder is None:
             raise ProblemError("keep_branches=True needs a folder to keep them in: pass folder=….")
         stored = stored_training(folder, resume)
-        threads = threads or stored.get("threads") or max(torch.get_num_threads() // workers, 1)
+        threads = threads or stored.get("threads") or where.threads
         channels_last = stored.get("channels_last") if options.channels_last is None else options.channels_last
         check = partial(check_run, sealed, module, options, settings, seed)
         with (
             sending(on_event, progress=progress) as send,
-            local_executor(workers) as executor,  # whose processes start while the run is checked
+            where.open() as engine,  # whose processes start while the run is checked
             memory_format(module, channels_last, options.precision, check) as is_channels_last,
             compiled(module, options.compile, check),
         ):
             options = replace(options, channels_last=is_channels_last)
-            job = TrainingJob(sealed, module, options, seed, threads, rebuild, placed)
+            job = TrainingJob(sealed, module, options, seed, threads, rebuild, where.devices)
             config = run_config(self, sealed, module, options, source, steps=steps, seed=seed, threads=threads)
             rounds = partial(Rounds, settings, steps=steps, on_event=send, checkpoint_every=checkpoint_every)
-            return self._run(job, config, rounds, executor, folder, resume, send)
+            return self._run(job, config, rounds, engine, folder, resume, send)
 
     def _run(
         self,

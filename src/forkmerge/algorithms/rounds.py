@@ -223,7 +223,7 @@ class Rounds:
             steps.segment(mixtures[index], state.step, mark, is_floor=index == len(run.branches))
             for index, state in zip(behind, states, strict=True)
         ]
-        for index, result in zip(behind, self.execution.train(segments, states), strict=True):
+        for index, result in zip(behind, self.execution.train(segments, states, f"round {run.round}"), strict=True):
             if index == len(run.branches):
                 run.floor, name = result.state, FLOOR
             else:

@@ -22,6 +22,7 @@ from forkmerge.algorithms.run_record import Run
 from forkmerge.algorithms.settings import Settings
 from forkmerge.engine.executors.devices import on_own_device
 from forkmerge.engine.executors.executor import Tell
+from forkmerge.engine.executors.executor_options import LocalOptions
 from forkmerge.engine.executors.parallel_calls import Failure, run_calls, using_threads
 from forkmerge.engine.storage.records import Record
 from forkmerge.engine.storage.run_folder import RunFolder
@@ -152,16 +153,18 @@ class WeightGrid(Composed):
 
     def _train(self, parts: Parts, grid: Mapping[str, Mapping[str, float]]) -> list[_TrainedPoint]:
         """Train all points, in processes of their own where there are several workers."""
+        common = {"devices": list(parts.executor.devices)} if parts.executor.devices else {}
         shared = _GridWork(
             problem=parts.problem,
             module=parts.module,
             optimizer=parts.optimizer,
             folder=parts.store.path if isinstance(parts.store, RunFolder) else None,
-            options={"steps": parts.steps, "seed": parts.seed, "threads": parts.threads, **parts.options},
+            options={**common, "steps": parts.steps, "seed": parts.seed, "threads": parts.threads, **parts.options},
         )
-        if parts.workers > 1:
+        if parts.executor.workers > 1 or not isinstance(parts.executor, LocalOptions):
             shared = shared if parts.rebuild is None else replace(shared, problem=None, rebuild=parts.rebuild)
         jobs = [(name, self._joint(weights)) for name, weights in grid.items()]
+        names = [f"task weights {name}" for name in grid]
         points: dict[int, _TrainedPoint] = {}
         raised: list[Exception] = []  # by the callback of the user, who gets that and no failed point
 
@@ -173,7 +176,7 @@ class WeightGrid(Composed):
                 raised.append(error)
                 raise
 
-        for index, result in run_calls(partial(_train_point, shared), jobs, parts.workers, news):
+        for index, result in run_calls(partial(_train_point, shared), jobs, parts.executor, news, names, shared.folder):
             if raised:
                 raise raised[0]
             if isinstance(result, Failure):

@@ -15,9 +15,15 @@ from forkmerge.cli.mix import mix
 from forkmerge.cli.options import (
     WORDS,
     BranchWorkers,
+    ClusterAddress,
+    EarlierComparisons,
+    ExecutorName,
     Json,
     ProblemArgument,
+    RecordsFile,
     RunArgument,
+    RunWorkers,
+    TrainsReference,
     settings_option,
     typed_words,
 )
@@ -120,29 +126,26 @@ def run(
     steps: Annotated[int | None, typer.Option(metavar="N", help="Training steps.")] = None,
     seed: Annotated[int | None, typer.Option(metavar="N", help="Seed of all randomness.")] = None,
     workers: BranchWorkers = None,
+    executor: ExecutorName = None,
+    address: ClusterAddress = None,
     settings: Annotated[list[str] | None, settings_option("algorithm.interval=200")] = None,
-    reference: Annotated[
-        bool,
-        typer.Option(
-            "--reference/--no-reference",
-            help="With ForkMerge, also train on the target alone: to say whether it helped, and to return that if it "
-            "validates better.",
-        ),
-    ] = True,
+    reference: TrainsReference = True,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would do and cost, and stop.")] = False,
     as_json: Json = False,
 ) -> None:
     """Train on a problem."""
     from forkmerge.cli.arguments import overrides_from
+    from forkmerge.cli.executor_arguments import ExecutorArguments
     from forkmerge.cli.run import show_run_cost, start_run
 
     options = {"target": target, "steps": steps, "seed": seed, "algorithm": algorithm and {"name": algorithm}}
     overrides = overrides_from(options, settings or [])
+    where = ExecutorArguments(executor, address, workers)
     if dry_run:
-        show_run_cost(problem, overrides, reference=reference, workers=workers, as_json=as_json)
+        show_run_cost(problem, overrides, reference=reference, where=where, as_json=as_json)
     else:
         start_run(
-            problem, overrides, reference=reference, out=out, workers=workers, as_json=as_json, typed=typed_words(ctx)
+            problem, overrides, reference=reference, out=out, where=where, as_json=as_json, typed=typed_words(ctx)
         )
 
 
@@ -150,13 +153,16 @@ def run(
 def resume(
     run: RunArgument,
     workers: BranchWorkers = None,
+    executor: ExecutorName = None,
+    address: ClusterAddress = None,
     trust: Annotated[bool, typer.Option("--trust", help="Run the code of a run that somebody else started.")] = False,
     as_json: Json = False,
 ) -> None:
     """Continue a run that was interrupted or killed, to the same bits."""
+    from forkmerge.cli.executor_arguments import ExecutorArguments
     from forkmerge.cli.run import resume_run
 
-    resume_run(run, workers=workers, trust=trust, as_json=as_json)
+    resume_run(run, where=ExecutorArguments(executor, address, workers), trust=trust, as_json=as_json)
 
 
 @app.command()
@@ -215,9 +221,9 @@ def compare(
     seeds: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Repetitions: seeds 0, 1, ….  [default: 5]")
     ] = None,
-    workers: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Processes, of one thread each.  [default: 2]")
-    ] = None,
+    workers: RunWorkers = None,
+    executor: ExecutorName = None,
+    address: ClusterAddress = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -246,14 +252,8 @@ def compare(
         ),
     ] = None,
     settings: Annotated[list[str] | None, settings_option("steps=500")] = None,
-    records: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.json", help="Also keep the numbers of all runs in one file, made to be committed."),
-    ] = None,
-    others: Annotated[
-        list[str] | None,
-        typer.Option("--with", metavar="DIR", help="An earlier comparison to show together with this."),
-    ] = None,
+    records: RecordsFile = None,
+    others: EarlierComparisons = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run and cost, and stop.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -263,10 +263,12 @@ def compare(
     Run it again to continue what was interrupted, to try again what failed, or to add methods, targets and seeds.
     """
     from forkmerge.cli.compare import CompareCommand
+    from forkmerge.cli.executor_arguments import ExecutorArguments
 
     changes = ("methods", "targets", "seeds", "tune", "tune_seeds", "equal_labels", "equal_compute", "settings")
     options = {name: ctx.params[name] for name in changes if ctx.params[name] not in (None, [], ())}
-    asked = CompareCommand(problem, options, workers, out, records, as_json, typed_words(ctx), others or ())
+    where = ExecutorArguments(executor, address, workers)
+    asked = CompareCommand(problem, options, where, out, records, as_json, typed_words(ctx), others or ())
     if Path(problem).is_dir() or problem.endswith(".json"):
         asked.show_earlier()
     elif dry_run:
@@ -304,7 +306,9 @@ def diagnose(
         Path | None,
         typer.Option(metavar="DIR", help="Folder of the diagnosis; one that exists is continued.  [default: in runs/]"),
     ] = None,
-    workers: Annotated[int, typer.Option(min=1, metavar="N", help="Processes, of one thread each.")] = 2,
+    workers: RunWorkers = None,
+    executor: ExecutorName = None,
+    address: ClusterAddress = None,
     settings: Annotated[list[str] | None, settings_option("steps=500")] = None,
     as_json: Json = False,
 ) -> None:
@@ -315,11 +319,10 @@ def diagnose(
     """
     from forkmerge.cli.arguments import overrides_from
     from forkmerge.cli.diagnose import diagnose_problem
+    from forkmerge.cli.executor_arguments import ExecutorArguments
 
-    overrides = overrides_from({"target": target}, settings or [])
-    diagnose_problem(
-        problem, overrides, budget=budget, out=out, workers=workers, as_json=as_json, typed=typed_words(ctx)
-    )
+    overrides, where = overrides_from({"target": target}, settings or []), ExecutorArguments(executor, address, workers)
+    diagnose_problem(problem, overrides, budget=budget, out=out, where=where, as_json=as_json, typed=typed_words(ctx))
 
 
 @app.command()

@@ -15,10 +15,12 @@ import typer
 from forkmerge.algorithms.events.run_events import Event, OnEvent
 from forkmerge.cli.arguments import name_of, overrides_from, tune_from
 from forkmerge.cli.comparison_progress import ComparisonView
+from forkmerge.cli.executor_arguments import ExecutorArguments
 from forkmerge.cli.print_tables import show_tables
 from forkmerge.cli.progress import watching
 from forkmerge.cli.saved_runs import WHOLE
 from forkmerge.cli.terminal import interruptible, print_json, readable_warnings, say, stderr, stdout, stdout_for_json
+from forkmerge.engine.executors.executor_options import ExecutorOptions, LocalOptions
 from forkmerge.engine.storage.atomic_files import write_atomically
 from forkmerge.engine.storage.json_files import interpreting
 from forkmerge.errors import ConfigError, command
@@ -44,7 +46,7 @@ class CompareCommand:
     Args:
         problem: A recipe, or the folder or the records of an earlier comparison.
         options: Those that say what is compared, as far as they were typed: those of `plan_comparison`.
-        workers: Processes; None for the recipe's, or two.
+        where: Where; processes of this machine, the recipe's number or two, unless something is said.
         out: The comparison's folder; None for one in runs/ named after the problem.
         records: A file for the numbers of all runs.
         as_json: Whether to print JSON.
@@ -54,7 +56,7 @@ class CompareCommand:
 
     problem: str
     options: Mapping[str, Any]
-    workers: int | None
+    where: ExecutorArguments
     out: Path | None
     records: Path | None
     as_json: bool
@@ -91,37 +93,40 @@ class CompareCommand:
     def show_cost(self) -> None:
         """Say what would run and cost."""
         with stdout_for_json(self.as_json):
-            comparison, workers = self._plan()
-            cost = estimate_comparison(comparison, workers)
+            comparison, executor = self._plan()
+            cost = estimate_comparison(comparison, executor.workers)
         print_json(cost) if self.as_json else show_tables(stdout(), [cost_table(cost)])
 
     def run(self) -> None:
         """Compare, and print the tables."""
         folder = self.out or Path("runs") / f"compare-{name_of(self.problem)}"
         with stdout_for_json(self.as_json):
-            comparison, workers = self._plan()
-            carry_out(comparison, folder, workers=workers, typed=self.typed, records=self.records)
+            comparison, executor = self._plan()
+            carry_out(comparison, folder, executor=executor, typed=self.typed, records=self.records)
         finish(folder, self.as_json)
 
-    def _plan(self) -> tuple[Comparison, int]:
+    def _plan(self) -> tuple[Comparison, ExecutorOptions]:
         if self.others:
             raise ConfigError(
                 f"--with shows earlier comparisons together, and {self.problem} is none: give its folder or records."
             )
         options = dict(self.options)
         settings, tune = overrides_from({}, options.pop("settings", [])), tune_from(options.pop("tune", []))
-        table = read_settings(self.problem, settings)[0].get("compare", {})
-        workers = options_from(table, workers=self.workers).workers
-        return plan_comparison(self.problem, settings=settings, tune=tune or None, **options), workers
+        tables = read_settings(self.problem, settings)[0]
+        workers = options_from(tables.get("compare", {}), workers=self.where.workers).workers
+        executor = self.where.options(tables.get("execution")) or LocalOptions(workers)
+        return plan_comparison(self.problem, settings=settings, tune=tune or None, **options), executor
 
 
-def carry_out(comparison: Comparison, folder: Path, *, workers: int, typed: str, records: Path | None = None) -> None:
+def carry_out(
+    comparison: Comparison, folder: Path, *, executor: ExecutorOptions, typed: str, records: Path | None = None
+) -> None:
     """Do the runs of a comparison, with progress on standard error.
 
     Args:
         comparison: What is compared.
         folder: The comparison's folder.
-        workers: Processes.
+        executor: Where runs are done.
         typed: What to type to continue it.
         records: A file for the numbers of all runs.
     """
@@ -129,10 +134,10 @@ def carry_out(comparison: Comparison, folder: Path, *, workers: int, typed: str,
     with (
         interruptible(console, lambda: _how_to_go_on(folder, typed)),
         readable_warnings(console),
-        watching(console, ComparisonView(workers)) as show,
+        watching(console, ComparisonView(executor.workers)) as show,
         keeping_records(folder, records, show) as show_and_keep,
     ):
-        run_comparison(comparison, folder, workers=workers, on_event=show_and_keep)
+        run_comparison(comparison, folder, executor=executor, on_event=show_and_keep)
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from forkmerge.cli.compare import carry_out
 from forkmerge.cli.demo_figure import coefficients_figure
 from forkmerge.cli.demo_text import conclude, print_report
 from forkmerge.cli.terminal import print_json, stdout_for_json
+from forkmerge.engine.executors.executor_options import LocalOptions
 from forkmerge.engine.storage.atomic_files import discard, explained, write_atomically
 from forkmerge.engine.storage.json_codec import encode
 from forkmerge.errors import ConfigError, ProblemError, check_count, check_packages
@@ -83,7 +84,7 @@ def run_demo(
         with explained(f"make the folder {folder}"):
             folder.mkdir(parents=True, exist_ok=True)
             _forget_finished(folder)
-        carry_out(comparison, folder / COMPARISON, workers=workers, typed=typed)
+        carry_out(comparison, folder / COMPARISON, executor=LocalOptions(workers), typed=typed)
     write_tables(folder / COMPARISON)
     files = {name: str(folder / file) for name, file in (("figure", FIGURE), ("results", RESULTS))}
     results = {

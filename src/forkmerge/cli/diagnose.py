@@ -11,9 +11,11 @@ from forkmerge.analysis.diagnosis.budget import seconds_from
 from forkmerge.analysis.diagnosis.diagnosis import diagnose
 from forkmerge.cli.arguments import name_of
 from forkmerge.cli.comparison_progress import ComparisonView
+from forkmerge.cli.executor_arguments import ExecutorArguments
 from forkmerge.cli.print_tables import show_tables
 from forkmerge.cli.progress import watching
 from forkmerge.cli.terminal import interruptible, print_json, readable_warnings, say, stderr, stdout, stdout_for_json
+from forkmerge.engine.executors.executor_options import LocalOptions
 from forkmerge.errors import command
 from forkmerge.experiments.recipe import load_recipe
 from forkmerge.report.verdict_table import verdict_table
@@ -25,7 +27,7 @@ def diagnose_problem(
     *,
     budget: str,
     out: Path | None,
-    workers: int,
+    where: ExecutorArguments,
     as_json: bool,
     typed: str,
 ) -> None:
@@ -34,13 +36,14 @@ def diagnose_problem(
     with stdout_for_json(as_json):
         recipe = load_recipe(problem, overrides)
         folder = out or Path("runs") / f"diagnose-{name_of(problem)}-{recipe.problem.target}"
+        executor = where.options(recipe.source.get("execution")) or LocalOptions(where.workers or 2)
         interrupts = interruptible(console, lambda: _how_to_go_on(folder, typed))
-        with interrupts, readable_warnings(console), watching(console, ComparisonView(workers)) as show:
+        with interrupts, readable_warnings(console), watching(console, ComparisonView(executor.workers)) as show:
             diagnosis = diagnose(
                 recipe,
                 folder,
                 budget=seconds,
-                workers=workers,
+                executor=executor,
                 on_event=show,
                 say=lambda text: say(console, text),
                 command=command(typed),

@@ -99,6 +99,7 @@ def _run(
     from forkmerge.cli.compare import carry_out
     from forkmerge.cli.print_tables import show_tables
     from forkmerge.cli.terminal import print_json, say, stderr, stdout, stdout_for_json
+    from forkmerge.engine.executors.executor_options import LocalOptions
     from forkmerge.experiments.cost_of_comparison import estimate_comparison
     from forkmerge.experiments.mix import plan_mix, read_mix
     from forkmerge.experiments.text_mixture import read_corpora
@@ -115,7 +116,7 @@ def _run(
         if dry_run:
             cost = estimate_comparison(plan, workers)
         else:
-            carry_out(plan, folder, workers=workers, typed=typed)
+            carry_out(plan, folder, executor=LocalOptions(workers), typed=typed)
             write_tables(folder)
             result = read_mix(folder)
     if dry_run:

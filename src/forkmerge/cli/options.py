@@ -16,6 +16,33 @@ ProblemArgument = Annotated[str, typer.Argument(metavar="PROBLEM", help="A recip
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
 BranchWorkers = Annotated[int | None, typer.Option(min=1, metavar="N", help="Processes that train branches.")]
 
+RunWorkers = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Processes, of one thread each.  [default: 2]")
+]
+TrainsReference = Annotated[
+    bool,
+    typer.Option(
+        "--reference/--no-reference",
+        help="With ForkMerge, also train on the target alone: to say whether it helped, and to return that if it "
+        "validates better.",
+    ),
+]
+RecordsFile = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE.json", help="Also keep the numbers of all runs in one file, made to be committed."),
+]
+EarlierComparisons = Annotated[
+    list[str] | None,
+    typer.Option("--with", metavar="DIR", help="An earlier comparison to show together with this."),
+]
+ExecutorName = Annotated[
+    str | None, typer.Option("--executor", metavar="NAME", help="Where: processes of this machine, or ray.")
+]
+ClusterAddress = Annotated[
+    str | None,
+    typer.Option("--address", metavar="HOST:PORT", help="The Ray cluster; auto finds it, local starts one."),
+]
+
 
 def settings_option(example: str) -> Any:
     """Return the option --set, with an example of its use."""

@@ -17,6 +17,7 @@ from forkmerge.algorithms.resolved_config import is_own_run
 from forkmerge.algorithms.run_record import Run
 from forkmerge.algorithms.saved_run import SavedRun, read_saved_run
 from forkmerge.cli.arguments import name_of, settings_of
+from forkmerge.cli.executor_arguments import ExecutorArguments
 from forkmerge.cli.print_run import show_cost, show_run
 from forkmerge.cli.progress import watching
 from forkmerge.cli.saved_runs import print_saved_run, show_warnings
@@ -32,6 +33,7 @@ from forkmerge.cli.terminal import (
 )
 from forkmerge.errors import ForkMergeError, StoreError, command
 from forkmerge.experiments.cost_of_run import estimate_run
+from forkmerge.experiments.execution import execution_from, with_workers
 from forkmerge.experiments.pretraining import pretrained
 from forkmerge.experiments.recipe import Recipe, load_recipe, recipe_from
 from forkmerge.experiments.verdict import give_verdict
@@ -42,11 +44,12 @@ _HELD_OUT, _ENOUGH_TO_HOLD_OUT = 0.2, 100
 
 
 def show_run_cost(
-    problem: str, overrides: Mapping[str, Any], *, reference: bool, workers: int | None, as_json: bool
+    problem: str, overrides: Mapping[str, Any], *, reference: bool, where: ExecutorArguments, as_json: bool
 ) -> None:
     """Say what a run would do and cost."""
     with stdout_for_json(as_json):
-        cost = estimate_run(_load(problem, overrides, reference), workers=workers)
+        recipe = _placed(_load(problem, overrides, reference), where)
+        cost = estimate_run(recipe, workers=where.workers)
     print_json(cost) if as_json else show_cost(stdout(), cost)
 
 
@@ -56,27 +59,27 @@ def start_run(
     *,
     reference: bool,
     out: Path | None,
-    workers: int | None,
+    where: ExecutorArguments,
     as_json: bool,
     typed: str,
 ) -> None:
     """Train on a problem; `typed` is what to type to do it again."""
     with stdout_for_json(as_json):
-        recipe = _load(problem, overrides, reference)
+        recipe = _placed(_load(problem, overrides, reference), where)
     recipe = replace(
         recipe,
         source={
             **recipe.source,
             "command": command(typed),
-            "workers": workers,
+            "workers": where.workers,
             "problem": problem,
             "typed": dict(overrides),
         },
     )
-    _train(recipe, out or _free_folder(problem, recipe), workers=workers, resume=False, as_json=as_json)
+    _train(recipe, out or _free_folder(problem, recipe), workers=where.workers, resume=False, as_json=as_json)
 
 
-def resume_run(folder: Path, *, workers: int | None, trust: bool, as_json: bool) -> None:
+def resume_run(folder: Path, *, where: ExecutorArguments, trust: bool, as_json: bool) -> None:
     """Continue a run; one that is finished is shown. The code of somebody else's is run only if it is trusted."""
     saved = read_saved_run(folder, needs_record=False)
     if saved.status == "finished":
@@ -88,8 +91,8 @@ def resume_run(folder: Path, *, workers: int | None, trust: bool, as_json: bool)
     if not saved.source:
         raise StoreError(f"{folder} was started from Python: continue it with {saved.how_to_resume}.")
     recipe = recipe_of_run(saved, trust=trust, as_json=as_json)
-    workers = workers or saved.source.get("workers")
-    _train(recipe, folder, workers=workers, resume=True, trust=trust, as_json=as_json)
+    workers = where.workers or saved.source.get("workers")
+    _train(_placed(recipe, where), folder, workers=workers, resume=True, trust=trust, as_json=as_json)
 
 
 def recipe_of_run(saved: SavedRun, *, trust: bool, as_json: bool, doing: str = "continue it") -> Recipe:
@@ -142,6 +145,14 @@ def _load(problem: str, overrides: Mapping[str, Any], reference: bool) -> Recipe
     return replace(recipe, source={**recipe.source, "settings": settings})
 
 
+def _placed(recipe: Recipe, where: ExecutorArguments) -> Recipe:
+    """Return a recipe that is carried out where its file or the command says, which `forkmerge resume` will repeat."""
+    table = where.table(recipe.source.get("execution"))
+    if not table:
+        return recipe
+    return replace(recipe, source={**recipe.source, "execution": table}, executor=execution_from(table))
+
+
 def _holds_out(recipe: Recipe) -> bool:
     return "hold_out" in recipe.source["settings"]
 
@@ -168,7 +179,8 @@ def _train(
     recipe: Recipe, folder: Path, *, workers: int | None, resume: bool, as_json: bool, trust: bool = False
 ) -> None:
     console, view = stderr(), RunView()
-    options = {} if workers is None else {"workers": workers}
+    executor = with_workers(recipe.executor, workers)
+    options = {"executor": executor} if executor else {} if workers is None else {"workers": workers}
     interrupts = interruptible(console, lambda: _how_to_go_on(folder, view, trust))
     with stdout_for_json(as_json), interrupts, readable_warnings(console):
         with watching(console, view) as show:

@@ -21,6 +21,7 @@ from forkmerge.algorithms.branches.round_sizes import branch_count, count_steps
 from forkmerge.algorithms.composed import comparable_scores
 from forkmerge.algorithms.events.run_events import Notice, OnEvent
 from forkmerge.algorithms.events.send import ignore
+from forkmerge.engine.executors.executor_options import ExecutorOptions, LocalOptions
 from forkmerge.engine.executors.parallel_calls import Failure, run_calls
 from forkmerge.engine.storage.json_codec import as_read
 from forkmerge.engine.storage.lock import locked_folder
@@ -182,7 +183,12 @@ def _targets(problem: Problem, words: Sequence[str] | None) -> tuple[str, ...]:
 
 
 def run_comparison(
-    comparison: Comparison, out: str | os.PathLike[str], *, workers: int = 1, on_event: OnEvent = ignore
+    comparison: Comparison,
+    out: str | os.PathLike[str],
+    *,
+    workers: int = 1,
+    executor: ExecutorOptions | None = None,
+    on_event: OnEvent = ignore,
 ) -> None:
     """Do every run that has not ended yet; one that fails is recorded, and tried again the next time.
 
@@ -190,19 +196,22 @@ def run_comparison(
         comparison: What is compared. A folder may be given more methods, targets and seeds later.
         out: The comparison's folder.
         workers: Processes, of one thread each; the numbers do not depend on it.
+        executor: Where else runs are done, e.g. `Ray(workers=4)`, instead of processes here.
         on_event: Called with every event, e.g. to draw progress.
     """
-    folder = Path(out)
-    with locked_folder(folder, PLAN):
+    folder, where = Path(out), executor or LocalOptions(workers)
+    if not where.shares_files:
+        folder = folder.absolute()
+    with locked_folder(folder, PLAN), where.connected():
         recipe = pretrained(comparison.recipe, on_event)
         comparison = replace(comparison, recipe=recipe)
         _note_plan(comparison, folder, on_event)
-        _run_all(list(_tuning_runs(comparison, folder)), folder, workers, on_event)
+        _run_all(list(_tuning_runs(comparison, folder)), folder, where, on_event)
         runs = list(_final_runs(comparison, folder))
         for run in runs:
             if run.record.error is not None:  # there is no setting to run it with
                 run.record.write(folder)
-        _run_all([run for run in runs if run.record.error is None], folder, workers, on_event)
+        _run_all([run for run in runs if run.record.error is None], folder, where, on_event)
 
 
 def _note_plan(comparison: Comparison, folder: Path, on_event: OnEvent) -> None:
@@ -305,7 +314,7 @@ def _target_folder(problem: Problem, target: str) -> str:
     return name if len(alike) == 1 else safe_name(f"{target}:{problem.tasks.index(target)}")
 
 
-def _run_all(runs: Sequence[ComparisonRun], out: Path, workers: int, on_event: OnEvent) -> None:
+def _run_all(runs: Sequence[ComparisonRun], out: Path, executor: ExecutorOptions, on_event: OnEvent) -> None:
     waiting = []
     for run in runs:
         done = read_run_result(out, run.record.file)
@@ -320,10 +329,12 @@ def _run_all(runs: Sequence[ComparisonRun], out: Path, workers: int, on_event: O
     if not waiting:
         return
 
+    names = [run.record.title for run in waiting]
+
     def news(index: int, value: Any) -> None:
         on_event(JobStarted(index=index) if value is None else JobProgress(index=index, steps=value))
 
-    for index, result in run_calls(do_comparison_run, waiting, workers, news):
+    for index, result in run_calls(do_comparison_run, waiting, executor, news, names, out):
         record = result
         if isinstance(result, Failure):
             record = replace(waiting[index].record, error=result.error, details=result.details)

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-import torch
 from torch import nn
 
 from forkmerge.algorithms.branches.iterates import iterate_steps
@@ -23,13 +22,14 @@ from forkmerge.algorithms.floor import floor_mixture
 from forkmerge.algorithms.settings import Settings, disk_of_run
 from forkmerge.engine.executors.branch_execution import BranchExecution, open_branches
 from forkmerge.engine.executors.branch_worker import Segment, TrainingJob
-from forkmerge.engine.executors.devices import resolve_workers
+from forkmerge.engine.executors.executor_options import executor_options
 from forkmerge.engine.executors.serial import SerialExecutor
 from forkmerge.engine.merging.layer_groups import LayerGroups
 from forkmerge.engine.merging.rules import ARGMAX, BAGGED
 from forkmerge.engine.training.options import Mixture
 from forkmerge.engine.training.state import Layout, State, StateSizes
 from forkmerge.experiments.bytes_of_run import memory_of_run, sizes_of
+from forkmerge.experiments.execution import with_workers
 from forkmerge.experiments.pretraining import first_model
 from forkmerge.experiments.recipe import Recipe
 from forkmerge.experiments.short_training import short_training
@@ -103,12 +103,15 @@ def estimate_run(recipe: Recipe, *, workers: int | None = None, timed_steps: int
         timed_steps: Steps of every branch that are timed, after a first one.
     """
     options, algorithm, steps = recipe.options, recipe.algorithm, recipe.steps
-    workers = resolve_workers(workers or options.get("workers"), options.get("devices"))
+    executor = with_workers(recipe.executor, workers)
+    if executor is None:
+        executor = executor_options(None, workers or options.get("workers"), options.get("devices"))
+    workers = executor.workers
     check_numbers(steps, options.get("seed", 0), options.get("threads"))
     settings, seed = algorithm.settings(recipe.problem), options.get("seed", 0)
     problem = searched_by(recipe.problem.sealed(), settings.search_by)
     model = build_model(lambda: first_model(recipe.model), seed)
-    threads = options.get("threads") or max(torch.get_num_threads() // workers, 1)
+    threads = options.get("threads") or executor.threads
     with short_training(recipe, settings, model, seed) as training:
         # Loader processes, too, take long to start; without them, times are upper bounds.
         job = TrainingJob(problem, model, replace(training, loader_workers=0), seed, threads)

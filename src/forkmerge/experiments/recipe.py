@@ -15,12 +15,14 @@ from typing import Any
 from forkmerge.algorithms import Algorithm, ForkMerge, Joint, JointThenAlone, PostTrain, SingleTask, WeightGrid
 from forkmerge.algorithms.fit import ModelOrFactory
 from forkmerge.algorithms.run_record import Run
+from forkmerge.engine.executors.executor_options import ExecutorOptions
 from forkmerge.engine.merging.searches import Search, fitting
 from forkmerge.engine.training.model_binding import OptimizerFactory
 from forkmerge.engine.training.optimizers import OptimizerOf, SchedulerOf
 from forkmerge.engine.training.options import Training
 from forkmerge.errors import ConfigError, check_keys, unknown_name
 from forkmerge.experiments.compare_options import KEYS as COMPARE_KEYS
+from forkmerge.experiments.execution import execution_from
 from forkmerge.problem.definition import Problem
 from forkmerge.problem.held_out import hold_out_validation
 from forkmerge.problem.randomness import derive, random_state_kept, set_random_state
@@ -55,6 +57,7 @@ class Recipe:
         algorithm: How to train; ForkMerge with the paper's defaults unless said otherwise.
         options: Further arguments of `fit`, such as `scheduler` or `clip_norm`.
         source: Where the recipe came from, for `forkmerge resume` and worker processes.
+        executor: Where it is carried out; None for this machine.
     """
 
     problem: Problem
@@ -64,6 +67,7 @@ class Recipe:
     algorithm: Algorithm = field(default_factory=ForkMerge)
     options: Mapping[str, Any] = field(default_factory=dict)
     source: Mapping[str, Any] = field(default_factory=dict)
+    executor: ExecutorOptions | None = None
 
     @property
     def shared_options(self) -> dict[str, Any]:
@@ -85,13 +89,14 @@ class Recipe:
     def fit(self, **options: Any) -> Run:
         """Run the recipe; options override the recipe's own (see `Algorithm.fit`)."""
         rebuild = partial(_rebuild_problem, dict(self.source)) if self.source else None
+        where = {} if self.executor is None or "workers" in options else {"executor": self.executor}
         return self.algorithm.fit(
             self.problem,
             model=self.model,
             optimizer=self.optimizer,
             source=self.source,
             rebuild=rebuild,
-            **{"steps": self.steps, **self.options, **options},
+            **{"steps": self.steps, **self.options, **where, **options},
         )
 
 
@@ -99,11 +104,14 @@ def load_recipe(reference: str | Path, overrides: Mapping[str, Any] | None = Non
     """Return the recipe in a TOML file, or made by `module:function`, with some keys overridden.
 
     Modules are looked for beside the TOML file and in the current folder first. A [compare] table is for `forkmerge
-    compare`: it is checked here and no part of the recipe.
+    compare`: it is checked here and no part of the recipe. Neither is an [execution] table: where a recipe is carried
+    out changes no bit of it.
     """
     settings, folder = read_settings(reference, overrides)
     check_keys("[compare]", settings.pop("compare", {}), COMPARE_KEYS)
-    return recipe_from({"settings": settings, "folders": list(dict.fromkeys([str(folder), str(Path.cwd())]))})
+    execution = settings.pop("execution", {})
+    source = {"settings": settings, "folders": list(dict.fromkeys([str(folder), str(Path.cwd())]))}
+    return recipe_from({**source, **({"execution": execution} if execution else {})})
 
 
 def read_settings(reference: str | Path, overrides: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], Path]:
@@ -142,7 +150,8 @@ def recipe_from(source: Mapping[str, Any]) -> Recipe:
 
         before = pretraining_from(settings["pretrain"], list(source["folders"]))
         recipe = replace(recipe, model=Pretrained(recipe.model, before, source.get("pretrained")))
-    return replace(recipe, source={**source, "code": _code_hash(function)})
+    executor = execution_from(source.get("execution", {})) or recipe.executor
+    return replace(recipe, source={**source, "code": _code_hash(function)}, executor=executor)
 
 
 def source_for(source: Mapping[str, Any], seed: int, target: str | None = None) -> dict[str, Any]:

@@ -45,6 +45,16 @@ class CheckWorker:
         return Answer(self.index if what == "index" else value)
 
 
+class _Unsendable:
+    """Makes workers, but cannot be sent to where they are, by no kind of pickle."""
+
+    def __call__(self, index: int) -> CheckWorker:
+        return CheckWorker(index)
+
+    def __reduce__(self) -> Any:
+        raise TypeError("it holds what belongs to one process")
+
+
 def check_executor(make_executor: Callable[[], Executor]) -> None:
     """Check that an executor does all that its interface promises, with the bits of a serial run.
 
@@ -63,7 +73,7 @@ def check_executor(make_executor: Callable[[], Executor]) -> None:
         executor.close()  # once more follows
     if not executor.runs_here:
         with make_executor() as executor:
-            error = _raised(lambda: executor.start(lambda index: CheckWorker(index)))
+            error = _raised(lambda: executor.start(_Unsendable()))
             assert isinstance(error, ProblemError), f"start must refuse what does not pickle, not raise {error!r}"
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from forkmerge.engine.executors.executor import Answer, Handle, Inputs, Tell, WorkerError, WorkerLost
-from forkmerge.engine.executors.pending_calls import ATTEMPTS, CallLost, PendingCalls
+from forkmerge.engine.executors.pending_calls import CallLost, PendingCalls
 from forkmerge.engine.executors.serial import SerialExecutor
 from forkmerge.engine.training.state import State
 
@@ -83,7 +83,7 @@ def test_a_state_that_went_with_its_worker_is_computed_again_but_its_result_come
 
 
 def test_a_call_that_ends_every_worker_is_given_up_and_the_others_go_on() -> None:
-    executor = Cluster(lost=["one"] * ATTEMPTS)
+    executor = Cluster(lost=["one"] * 3)
     calls, state = PendingCalls(executor), State(0, {"float32": torch.zeros(1)})
     for name in ("one", "other"):
         calls.submit(1, [executor.put(state)], name=name)
@@ -91,7 +91,7 @@ def test_a_call_that_ends_every_worker_is_given_up_and_the_others_go_on() -> Non
     assert ended["other"].result() == 1
     with pytest.raises(CallLost, match="one ended 3 workers, the last with a power cut"):
         ended["one"].result()
-    assert executor.made.count("one") == ATTEMPTS
+    assert executor.made.count("one") == executor.attempts == 3
 
 
 def test_a_call_that_raised_in_its_worker_is_not_made_again() -> None:

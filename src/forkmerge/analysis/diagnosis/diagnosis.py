@@ -35,6 +35,7 @@ from forkmerge.analysis.results import AuxiliaryFinding, Diagnosis, GradientSimi
 from forkmerge.analysis.studies import curve_of, shift_of
 from forkmerge.analysis.transfer_runs import SeededSource, TransferRunResult
 from forkmerge.engine.executors.devices import check_devices
+from forkmerge.engine.executors.executor_options import ExecutorOptions, LocalOptions
 from forkmerge.engine.executors.parallel_calls import Failure, run_calls
 from forkmerge.engine.storage.json_codec import as_read
 from forkmerge.engine.storage.json_files import interpreting, read_versioned, write_versioned
@@ -54,6 +55,7 @@ def diagnose(
     *,
     budget: float,
     workers: int = 1,
+    executor: ExecutorOptions | None = None,
     on_event: OnEvent = ignore,
     say: Callable[[str], None] = lambda text: None,
     command: str = "",
@@ -67,6 +69,7 @@ def diagnose(
         out: The folder.
         budget: Seconds, of all sessions together. A diagnosis that was begun keeps its plan, unless this is more.
         workers: Processes, of one thread each; the numbers do not depend on it.
+        executor: Where else runs are done, e.g. `Ray(workers=4)`, instead of processes here.
         on_event: Gets the events of `forkmerge.experiments.events`, e.g. to draw progress.
         say: Gets what is planned, in words, before it is done.
         command: What to type to make it again.
@@ -74,15 +77,16 @@ def diagnose(
     if not recipe.problem.auxiliaries:
         raise ConfigError(f"the problem has one task only, {recipe.problem.target!r}: there is nothing to diagnose.")
     folder, recipes = Path(out), SeededSource(dict(recipe.source), recipe.problem.target)
-    with locked_folder(folder, PLAN):
+    where = executor or LocalOptions(workers)
+    with locked_folder(folder, PLAN), where.connected():
         _check_folder(recipe, folder, on_event)
         if not (folder / PLAN).is_file():
             pretrained(recipe, on_event)  # once, before several processes want the weights
-        plan, costs = _planned(recipe, recipes, folder, budget, workers, say)
+        plan, costs = _planned(recipe, recipes, folder, budget, where.workers, say)
         say(plan.describe())
         works = piece_seconds(plan, costs)
         pieces = [Piece(recipes, plan, recipes.target, *key) for key in longest_first(works)]
-        results, notes = _do_all(pieces, [works[piece.key] for piece in pieces], folder, workers, on_event)
+        results, notes = _do_all(pieces, [works[piece.key] for piece in pieces], folder, where, on_event)
         result = conclude(recipe, plan, results, notes=notes, command=command)
         write_versioned(folder / RESULT, FORMAT, {"diagnosis": result})
     return result
@@ -208,7 +212,7 @@ def _work(plan: DiagnosisPlan, costs: PieceTimes) -> float:
 
 
 def _do_all(
-    pieces: Sequence[Piece], seconds: Sequence[float], folder: Path, workers: int, on_event: OnEvent
+    pieces: Sequence[Piece], seconds: Sequence[float], folder: Path, executor: ExecutorOptions, on_event: OnEvent
 ) -> tuple[dict[Key, dict[str, Any]], list[str]]:
     """Do what has not been done, and return all results, with a note for every optional piece that failed."""
     done = {piece.key: kept for piece in pieces if (kept := read_piece(folder, piece)) is not None}
@@ -223,7 +227,9 @@ def _do_all(
         if value is None:
             on_event(JobStarted(index=index))
 
-    for index, result in run_calls(do, [piece for piece, _ in waiting], workers, news) if waiting else ():
+    jobs = [piece for piece, _ in waiting]
+    names = [f"{piece.label}, {piece.target}, seed {piece.seed}" for piece in jobs]
+    for index, result in run_calls(do, jobs, executor, news, names) if waiting else ():
         piece, error = waiting[index][0], None
         if isinstance(result, Failure):
             error, reached = result.error, ""

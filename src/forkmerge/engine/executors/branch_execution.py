@@ -12,7 +12,7 @@ from forkmerge.engine.executors.devices import place_model
 from forkmerge.engine.executors.executor import Executor
 from forkmerge.engine.executors.load_balance import Part, divide
 from forkmerge.engine.executors.parallel_calls import using_threads
-from forkmerge.engine.executors.pending_calls import ATTEMPTS, CallLost, PendingCall, PendingCalls
+from forkmerge.engine.executors.pending_calls import CallLost, PendingCall, PendingCalls
 from forkmerge.engine.merging.measure_candidate import Measurement, MeasureRequest
 from forkmerge.engine.training.branch import BranchResult
 from forkmerge.engine.training.interrupts import is_stop_requested
@@ -74,33 +74,33 @@ class BranchExecution:
         # Over all steps of a branch, because single segments are noisy on a busy machine.
         self._spent: dict[tuple[str, ...], tuple[float, int]] = {}  # seconds, steps
 
-    def train(self, segments: Sequence[Segment], states: Sequence[State]) -> Iterator[BranchResult]:
+    def train(self, segments: Sequence[Segment], states: Sequence[State], moment: str = "") -> Iterator[BranchResult]:
         """Train every branch for its segment, changing its state; results come in the order of the branches.
 
-        Where a stop is requested, segments end at their next step.
+        Where a stop is requested, segments end at their next step. `moment` is for the names of calls: "round 3".
         """
         branches = [_Branch(segment, state) for segment, state in zip(segments, states, strict=True)]
         calls, branch_of, next_out = PendingCalls(self.executor), dict[PendingCall, _Branch](), 0
         for parts in self._parts(branches):
             for part in parts:
                 branch = branches[part.branch]
-                branch_of[_submit(calls, branch, part.steps)] = branch
+                branch_of[_submit(calls, branch, part.steps, moment)] = branch
             for call in calls:
                 self._take_in(call, branch_of.pop(call))
                 while next_out < len(branches) and branches[next_out].results and not branches[next_out].left:
-                    yield self._joined(branches[next_out])
+                    yield self._joined(calls, branches[next_out])
                     next_out += 1
             if is_stop_requested():
                 break
         for branch in branches[next_out:]:
-            yield self._joined(branch)
+            yield self._joined(calls, branch)
 
     def measure(self, states: Sequence[State], requests: Sequence[MeasureRequest]) -> list[Measurement]:
         """Measure combinations of states; workers share the requests, so make several at once."""
         # With the states' own dicts: rows that the executor moves to other memory are moved in the states themselves.
         weights = [self.executor.put(State(state.step, state.rows, state.buffers)) for state in states]
         calls = PendingCalls(self.executor)
-        submitted = [calls.submit(request, weights, name="measuring a merge") for request in requests]
+        submitted = [calls.submit(request, weights, name=_name_of(request)) for request in requests]
         measured = {call: _result_of(call) for call in calls}
         return [measured[call] for call in submitted]
 
@@ -128,10 +128,11 @@ class BranchExecution:
         branch.results.append(result)
         branch.left -= result.steps
 
-    def _joined(self, branch: _Branch) -> BranchResult:
+    def _joined(self, calls: PendingCalls, branch: _Branch) -> BranchResult:
         """Return the result of a segment, its state brought here: the same as if it had not been cut."""
         assert branch.last is not None
-        self.executor.fetch(branch.last.handle, branch.state)
+        with _explained_loss():
+            calls.fetch(branch.last, branch.state)
         self.binding.place(branch.state)
         first, *others = branch.results
         if not others:
@@ -158,10 +159,14 @@ class BranchExecution:
         )
 
 
-def _submit(calls: PendingCalls, branch: _Branch, steps: int) -> PendingCall:
+def _name_of(request: MeasureRequest) -> str:
+    return f"measuring coefficients {', '.join(f'{value:g}' for value in request.coefficients)}"
+
+
+def _submit(calls: PendingCalls, branch: _Branch, steps: int, moment: str) -> PendingCall:
     """Submit the next steps of a branch: from its state or from where the part before ends, whether or not it has."""
     start = branch.start + branch.submitted
-    name = f"branch {branch.segment.mixture.name!r} at steps {start} to {start + steps}"
+    name = f"{moment}{': ' * bool(moment)}branch {branch.segment.mixture.name!r} at steps {start} to {start + steps}"
     # A state is put when its first part is submitted: workers begin with that while others are put.
     begin = calls.executor.put(branch.state) if branch.last is None else branch.last
     call = calls.submit(replace(branch.segment, steps=steps), [begin], name=name)
@@ -170,12 +175,19 @@ def _submit(calls: PendingCalls, branch: _Branch, steps: int) -> PendingCall:
 
 
 def _result_of(call: PendingCall) -> Any:
-    try:
+    with _explained_loss():
         return call.result()
+
+
+@contextmanager
+def _explained_loss() -> Iterator[None]:
+    """Raise the one error of a call that was given up."""
+    try:
+        yield
     except CallLost as lost:
         raise ProblemError(
-            f"{lost.name} ended {ATTEMPTS} worker processes, the last with {lost.reason}. What is in the run's folder "
-            "is intact: resume it, with fewer workers."
+            f"{lost.name} ended {lost.attempts} worker processes, the last with {lost.reason}. What is in the run's "
+            "folder is intact: resume it, with fewer workers."
         ) from None
 
 

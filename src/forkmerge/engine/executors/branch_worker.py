@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 
@@ -12,7 +11,7 @@ from torch import nn
 from forkmerge.engine.executors.executor import Answer, Inputs, Tell
 from forkmerge.engine.merging.measure_candidate import Measurement, MeasureRequest, measure_candidate
 from forkmerge.engine.training.branch import BranchResult, train_branch
-from forkmerge.engine.training.interrupts import request_stop
+from forkmerge.engine.training.interrupts import hear_interrupts
 from forkmerge.engine.training.learning_rates import Anneal
 from forkmerge.engine.training.model_binding import ModelBinding
 from forkmerge.engine.training.options import Mixture, Training
@@ -112,7 +111,7 @@ class MakeBranchWorker:
         if job.rebuild is not None:
             job.problem = job.rebuild()
         torch.set_num_threads(job.threads)
-        signal.signal(signal.SIGINT, request_stop)
+        hear_interrupts()
         if job.devices:
             device = job.devices[index % len(job.devices)]
             if device.type == "cuda":

@@ -92,10 +92,12 @@ class Executor(ABC):
 
     Attributes:
         workers: How many calls are done at the same time.
+        attempts: How often a call is made, at most, where its workers are lost.
         runs_here: Whether calls use this process's own objects; then nothing needs to pickle, and none can be lost.
     """
 
     workers: int
+    attempts: int = 3
     runs_here: ClassVar[bool] = False
 
     @abstractmethod
@@ -149,6 +151,9 @@ class Executor(ABC):
 
         Memory changes hands instead of contents where that is possible: the rows that `into` had are the executor's,
         for later calls, and nobody may keep views of them. Rows on another device than the CPU's are written to.
+
+        Raises:
+            WorkerLost: The state was lost after the call had ended; the handle that it names is the call to make again.
         """
 
     @abstractmethod

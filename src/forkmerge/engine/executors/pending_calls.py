@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from forkmerge.engine.executors.executor import Executor, Handle, Tell, WorkerError, WorkerLost
-
-ATTEMPTS = 3  # a call that has ended so many workers is given up
+from forkmerge.engine.training.state import State
 
 
 class CallLost(RuntimeError):
@@ -16,12 +15,13 @@ class CallLost(RuntimeError):
 
     Args:
         name: The call.
+        attempts: How many.
         reason: How the last of them ended.
     """
 
-    def __init__(self, name: str, reason: str) -> None:
-        super().__init__(f"{name} ended {ATTEMPTS} workers, the last with {reason}")
-        self.name, self.reason = name, reason
+    def __init__(self, name: str, attempts: int, reason: str) -> None:
+        super().__init__(f"{name} ended {attempts} workers, the last with {reason}")
+        self.name, self.attempts, self.reason = name, attempts, reason
 
 
 @dataclass(eq=False)
@@ -91,6 +91,33 @@ class PendingCalls:
         while self._pending:
             yield self._next()
 
+    def fetch(self, call: PendingCall, into: State) -> None:
+        """Make a state the one with which a call has ended; if that was lost since, the call is made again.
+
+        Raises:
+            CallLost: It was given up.
+        """
+        while True:
+            try:
+                self.executor.fetch(call.handle, into)
+                return
+            except WorkerLost as lost:
+                self._make_or_give_up(call, lost)
+            self._wait_for(call)
+
+    def _wait_for(self, call: PendingCall) -> None:
+        """Wait for one call, which has given its data before."""
+        while True:
+            try:
+                self.executor.result(call.handle)
+                return
+            except WorkerLost as lost:
+                self._make_or_give_up(call, lost)
+
+    def _make_or_give_up(self, call: PendingCall, lost: WorkerLost) -> None:
+        if not self._make_again(call, lost.handle):
+            raise CallLost(call.name, self.executor.attempts, lost.reason) from None
+
     def _next(self) -> PendingCall:
         while True:
             handle = self.executor.first_done([call.handle for call in self._pending])
@@ -100,7 +127,7 @@ class PendingCalls:
             except WorkerLost as lost:
                 if self._make_again(call, lost.handle):
                     continue
-                call.error = CallLost(call.name, lost.reason)
+                call.error = CallLost(call.name, self.executor.attempts, lost.reason)
             except WorkerError as error:
                 call.error = error
             self._pending.remove(call)
@@ -113,7 +140,7 @@ class PendingCalls:
     def _make_again(self, call: PendingCall, lost: Handle) -> bool:
         """Submit a lost call, and those that wait for its state, once more; False if it has had its attempts."""
         first = next(each for each in _with_inputs(call) if each.handle is lost)
-        if first.attempts == ATTEMPTS:
+        if first.attempts == self.executor.attempts:
             return False
         first.attempts += 1
         is_new: dict[PendingCall, bool] = {}
@@ -126,7 +153,7 @@ class PendingCalls:
                     self._make(each)
             return is_new[each]
 
-        for pending in self._pending:
+        for pending in (*self._pending, call):
             renew(pending)
         return True
 

@@ -61,6 +61,12 @@ def request_stop(number: int, frame: FrameType | None) -> None:
     _Request.number = number
 
 
+def hear_interrupts() -> None:
+    """Let a SIGINT end the training of this process at its next step; only a main thread can have handlers."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, request_stop)
+
+
 @contextmanager
 def held_back(forward: Callable[[], None]) -> Iterator[None]:
     """Hold the first Ctrl-C or SIGTERM inside back until `stop_now` is called.

@@ -1,0 +1,141 @@
+"""Calls on Ray: what the interface promises, with the bits of a serial run, whatever dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from ray.exceptions import ObjectLostError
+from torch import Tensor, nn
+
+import forkmerge as fm
+from _asserts import assert_same_run
+from forkmerge.engine.executors.pending_calls import PendingCalls
+from forkmerge.testing import check_executor, same_state
+from forkmerge.testing.executor_conformance import CheckWorker
+from forkmerge.testing.small_training import train_small
+from problems import ADAM, fit, noisy_net, problem_with, shared_losses, shared_problem
+
+
+def test_it_does_what_the_interface_promises(on_ray: fm.Ray) -> None:
+    check_executor(on_ray.open)
+
+
+class TestTheSameBits:
+    @pytest.mark.parametrize(
+        ("algorithm", "options"),
+        [
+            (fm.ForkMerge("per_auxiliary", interval=16, optimizer_state="keep", floor=True, refit=True), {}),
+            (fm.ForkMerge("per_auxiliary", interval=16, optimizer_state="average", bn="recompute"), {}),
+            (fm.ForkMerge(interval=8, optimizer_state="reset", method="gradnorm"), {"precision": "float16"}),
+            (fm.PostTrain(), {}),
+            (fm.WeightGrid(values=(0.5, 1.0)), {}),
+        ],
+        ids=["keep, floor, refit", "average, recomputed statistics", "reset, a method, float16", "PostTrain", "a grid"],
+    )
+    def test_a_run_has_the_bits_of_the_serial_one(self, on_ray: fm.Ray, algorithm: Any, options: Any) -> None:
+        common = {"net": noisy_net, "optimizer": ADAM, "steps": 32, **options}
+        assert_same_run(fit(algorithm, **common), fit(algorithm, executor=on_ray, **common))
+
+    def test_a_resumed_run_may_change_its_executor(self, on_ray: fm.Ray, tmp_path: Path) -> None:
+        whole = fit(optimizer=ADAM)
+        raised = _Stop()
+        with pytest.raises(KeyError):
+            fit(optimizer=ADAM, executor=on_ray, folder=tmp_path / "run", on_event=raised)
+        assert_same_run(whole, fit(optimizer=ADAM, folder=tmp_path / "run", resume=True))
+
+
+class _Stop:
+    """Ends a run from a callback, after its first merge."""
+
+    def __call__(self, event: Any) -> None:
+        if type(event).__name__ == "CheckpointWritten" and event.step >= 4:
+            raise KeyError("stop")
+
+
+@dataclass(frozen=True)
+class Deadly:
+    """Losses that kill their process while a file says so: once, or always."""
+
+    folder: Path
+
+    def __call__(self, model: nn.Module, batch: Any, tasks: Sequence[str], context: fm.Context) -> dict[str, Tensor]:
+        if context.step == 6 and "aux" in tasks and os.getpid() != int((self.folder / "driver").read_text()):
+            if (self.folder / "once").exists():
+                (self.folder / "once").unlink()
+                os.kill(os.getpid(), signal.SIGKILL)
+            if (self.folder / "always").exists():
+                os.kill(os.getpid(), signal.SIGKILL)
+        return shared_losses(model, batch, tasks, context)
+
+
+class TestLostWorkers:
+    def test_a_worker_killed_in_the_middle_of_a_segment_changes_no_bit(self, on_ray: fm.Ray, tmp_path: Path) -> None:
+        (tmp_path / "driver").write_text(str(os.getpid()))
+        problem = problem_with(Deadly(tmp_path))
+        serial = fit(None, problem, optimizer=ADAM)
+        (tmp_path / "once").touch()
+        assert_same_run(serial, fit(None, problem, optimizer=ADAM, executor=on_ray))
+        assert not (tmp_path / "once").exists()
+
+    def test_a_segment_that_ends_worker_after_worker_is_named(self, on_ray: fm.Ray, tmp_path: Path) -> None:
+        (tmp_path / "driver").write_text(str(os.getpid()))
+        (tmp_path / "always").touch()
+        few, node = fm.Ray(workers=2, attempts=1), ray.get_runtime_context().get_node_id()[:8]
+        reason = rf"the loss of its process \d+ on node [\d.]+ \({node}\)"
+        with pytest.raises(fm.ProblemError, match=rf"branch '\S+' at steps 4 to 8 ended 1 worker .* with {reason}"):
+            fit(None, problem_with(Deadly(tmp_path)), executor=few)
+
+
+def gone() -> Any:
+    """Where something was that has gone with its node."""
+
+    def lose() -> None:
+        raise ObjectLostError("0" * 56, b"", "")
+
+    return ray.remote(num_cpus=0, max_retries=0)(lose).remote()
+
+
+class TestLostStates:
+    """A node that is gone takes the states along that it had: who asks for them gets an `ObjectLostError`."""
+
+    def test_a_state_that_was_put_is_put_again(self, on_ray: fm.Ray) -> None:
+        state = train_small(None, cuts=(0, 2)).state
+        with on_ray.open(1) as executor:
+            executor.start(CheckWorker)
+            handle: Any = executor.put(state)
+            handle.rows = handle.optimizer_rows = gone()
+            call = executor.submit(("train", 3), [handle])
+            executor.result(call)
+            executor.fetch(call, state)
+        assert same_state(state, train_small(None, cuts=(0, 5)).state)
+
+    def test_a_call_whose_state_is_gone_is_made_again(self, on_ray: fm.Ray) -> None:
+        state = train_small(None, cuts=(0, 0)).state
+        with on_ray.open(2) as executor:
+            executor.start(CheckWorker)
+            calls = PendingCalls(executor)
+            first = calls.submit(("train", 2), [executor.put(state)])
+            assert next(iter(calls)) is first
+            first.handle.rows = gone()  # type: ignore[attr-defined]
+            second = calls.submit(("train", 3), [first])
+            assert list(calls) == [second]
+            second.handle.rows = gone()  # type: ignore[attr-defined]
+            calls.fetch(second, state)
+            assert (first.attempts, second.attempts) == (2, 2)
+        assert same_state(state, train_small(None, cuts=(0, 5)).state)
+
+
+def test_what_cannot_be_sent_is_said_before_training(on_ray: fm.Ray) -> None:
+    open_file = (line for line in ())
+    problem = shared_problem(metrics=lambda predictions, targets: float(sum(1 for _ in open_file)))
+    with pytest.raises(
+        fm.ProblemError, match=r"workers on Ray need a problem, model and optimizer that pickle.*generator"
+    ):
+        fit(None, problem, executor=on_ray)
