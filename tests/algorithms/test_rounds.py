@@ -128,9 +128,9 @@ def test_ranking_runs_train_with_the_scaled_weights() -> None:
 
     real = BranchExecution.train
 
-    def train(self: BranchExecution, segments: Any, states: Any) -> Any:
+    def train(self: BranchExecution, segments: Any, *rest: Any) -> Any:
         seen.extend(s.mixture.task_weights.get(task, 0) for s in segments for task in TASKS[1:])
-        return real(self, segments, states)
+        return real(self, segments, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(BranchExecution, "train", train)

@@ -22,7 +22,7 @@ from forkmerge.algorithms.floor import floor_mixture
 from forkmerge.algorithms.settings import Settings, disk_of_run
 from forkmerge.engine.executors.branch_execution import BranchExecution, open_branches
 from forkmerge.engine.executors.branch_worker import Segment, TrainingJob
-from forkmerge.engine.executors.executor_options import executor_options
+from forkmerge.engine.executors.executor_options import ExecutorOptions, executor_options
 from forkmerge.engine.executors.serial import SerialExecutor
 from forkmerge.engine.merging.layer_groups import LayerGroups
 from forkmerge.engine.merging.rules import ARGMAX, BAGGED
@@ -103,9 +103,7 @@ def estimate_run(recipe: Recipe, *, workers: int | None = None, timed_steps: int
         timed_steps: Steps of every branch that are timed, after a first one.
     """
     options, algorithm, steps = recipe.options, recipe.algorithm, recipe.steps
-    executor = with_workers(recipe.executor, workers)
-    if executor is None:
-        executor = executor_options(None, workers or options.get("workers"), options.get("devices"))
+    executor = _executor_of(recipe, workers)
     workers = executor.workers
     check_numbers(steps, options.get("seed", 0), options.get("threads"))
     settings, seed = algorithm.settings(recipe.problem), options.get("seed", 0)
@@ -122,6 +120,7 @@ def estimate_run(recipe: Recipe, *, workers: int | None = None, timed_steps: int
     passes = _count_passes(settings, problem, rounds, len(probes), groups)
     training_seconds = _training_seconds(settings, problem, rounds, timing, workers)
     training_seconds += _bn_batches(settings, model, rounds, groups) * branches[0].seconds_per_step
+    trained, inside = sum(r.count * r.branches for r in rounds), bool(options.get("checkpoint_every"))
     seconds = {"training": training_seconds, "validation": passes["total"] * timing.seconds_per_pass}
     cost = RunCost(
         algorithm=type(algorithm).__name__,
@@ -136,13 +135,7 @@ def estimate_run(recipe: Recipe, *, workers: int | None = None, timed_steps: int
         passes=passes,
         examples=problem.target_validation.size,
         memory=memory_of_run(settings, timing.sizes, rounds[0].branches, workers),
-        disk=disk_of_run(
-            settings,
-            timing.sizes,
-            rounds[0].branches,
-            sum(r.count * r.branches for r in rounds),
-            inside=bool(options.get("checkpoint_every")),
-        ),
+        disk=disk_of_run(settings, timing.sizes, rounds[0].branches, trained, inside=inside),
         seconds={**seconds, "total": sum(seconds.values())},
         parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
         workers=workers,
@@ -150,6 +143,14 @@ def estimate_run(recipe: Recipe, *, workers: int | None = None, timed_steps: int
         in_round=rounds[0].branches if rounds[0].branches < len(branches) else 0,
     )
     return _whole(cost, algorithm.branch_steps(problem, steps)) if isinstance(algorithm, Composed) else cost
+
+
+def _executor_of(recipe: Recipe, workers: int | None) -> ExecutorOptions:
+    """Return what branches are trained by: the recipe's executor, or this machine's processes."""
+    executor = with_workers(recipe.executor, workers)
+    if executor is None:
+        executor = executor_options(None, workers or recipe.options.get("workers"), recipe.options.get("devices"))
+    return executor
 
 
 def _whole(part: RunCost, steps: int) -> RunCost:

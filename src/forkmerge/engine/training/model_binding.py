@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from forkmerge.engine.training.batchnorm import BatchNorm
 from forkmerge.engine.training.module_checks import check_module
 from forkmerge.engine.training.release_memory import give_back
-from forkmerge.engine.training.shards import is_sharded, local_of, plain_name, reshard, sharded_like, wrapper_prefix
+from forkmerge.engine.training.shards import is_sharded, local_of, plain_name, reshard, sharded_like
 from forkmerge.engine.training.state import Layout, State
 from forkmerge.errors import ProblemError
 
@@ -121,7 +121,8 @@ class ModelBinding:
 
     def attach_weights(self, state: State) -> None:
         """Point the module at a state's parameters and buffers: enough to evaluate it."""
-        reshard(self.model)
+        if self.layout.is_sharded:
+            reshard(self.model)
         self._write_buffers({**self.own_buffers, **state.buffers})
         self._point_parameters(state)
 
@@ -221,7 +222,7 @@ class ModelBinding:
     def _point_parameters(self, state: State) -> None:
         for row_slice, parameter in zip(self.layout.slices, self.layout.parameters, strict=True):
             view = row_slice.view(state.rows[row_slice.row])
-            if is_sharded(parameter):
+            if self.layout.is_sharded and is_sharded(parameter):
                 local_of(parameter).copy_(view)
             else:
                 parameter.data = view
@@ -265,12 +266,11 @@ class ModelBinding:
 
     def _buffers(self) -> Iterator[tuple[nn.Module, str, str, Tensor]]:
         seen: set[int] = set()
-        wrapper = wrapper_prefix(self.model)
         for prefix, module in self.model.named_modules():
             for key, buffer in module._buffers.items():
                 if buffer is not None and id(buffer) not in seen:
                     seen.add(id(buffer))
-                    yield module, key, plain_name(f"{prefix}.{key}" if prefix else key, wrapper), buffer
+                    yield module, key, plain_name(f"{prefix}.{key}" if prefix else key, self.layout.wrapper), buffer
 
 
 def make_optimizer(factory: OptimizerFactory, model: nn.Module) -> Optimizer:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from forkmerge.engine.training.shards import local_of, plain_name, reshard, wrapper_prefix
+from forkmerge.engine.training.shards import is_sharded, local_of, plain_name, reshard, wrapper_prefix
 from forkmerge.errors import ProblemError
 
 _PIECE = 1 << 20  # elements
@@ -50,7 +50,7 @@ class Layout:
         self.sizes: dict[str, int] = {}
         first_device: torch.device | None = None
         reshard(model)  # while FSDP2 holds whole weights, these are the module's parameters
-        prefix = wrapper_prefix(model)
+        self.wrapper = wrapper_prefix(model)
         for name, whole in model.named_parameters():
             if not whole.requires_grad:
                 continue
@@ -66,9 +66,10 @@ class Layout:
                 and not parameter.is_contiguous()
                 and parameter.is_contiguous(memory_format=torch.channels_last)
             )
-            self.slices.append(RowSlice(plain_name(name, prefix), row, offset, tuple(parameter.shape), last))
+            self.slices.append(RowSlice(plain_name(name, self.wrapper), row, offset, tuple(parameter.shape), last))
             self.parameters.append(whole)
             self.sizes[row] = offset + parameter.numel()
+        self.is_sharded = any(is_sharded(parameter) for parameter in self.parameters)
 
     def new_row(self, row: str, dtype: torch.dtype, like: Tensor) -> Tensor:
         """Return a row of zeros for the given parameters' row."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 import ray
 
@@ -40,3 +42,8 @@ def test_a_connection_of_somebody_else_is_used_and_left(on_ray: fm.Ray) -> None:
     cluster.close()
     assert ray.is_initialized()
     assert "2 workers with 1 CPUs and 3 GPUs each on a cluster that has 2 CPUs and" in shortfall(2, 1, 3)
+
+
+def test_a_termination_is_not_left_to_ray(on_ray: fm.Ray) -> None:
+    handler = signal.getsignal(signal.SIGTERM)
+    assert not getattr(handler, "__module__", "").startswith("ray")

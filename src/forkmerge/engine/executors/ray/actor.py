@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from typing import Any
 
 import ray
@@ -15,9 +17,7 @@ def actor_class() -> Any:
 
         def facts(self) -> tuple[dict[str, str], str, int]:
             """Return the versions of this node's packages, the node's id and address, and the process."""
-            import os
             import platform
-            from contextlib import suppress
             from importlib.metadata import PackageNotFoundError, version
 
             versions = {"Python": ".".join(platform.python_version_tuple()[:2])}
@@ -31,9 +31,7 @@ def actor_class() -> Any:
 
         def prepare(self, index: int, make: list[Any], path: list[str], folder: str) -> tuple[str, str | None]:
             """Make what does the calls, with the driver's modules where this node has them; or say why that failed."""
-            import os
             import sys
-            from contextlib import suppress
 
             sys.path += [each for each in path if each not in sys.path]
             if not ray.get_runtime_context().runtime_env.get("working_dir"):

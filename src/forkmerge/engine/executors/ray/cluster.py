@@ -6,7 +6,10 @@ import logging
 import math
 import os
 import platform
-from collections.abc import Mapping, Sequence
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from typing import Any
 
@@ -30,7 +33,8 @@ class Cluster:
     def __init__(self, options: Ray) -> None:
         self._is_mine = not ray.is_initialized()
         if self._is_mine:
-            _connect(options)
+            with _signal_handler_stays():
+                _connect(options)
         elif options.working_dir is not None and not _connected:
             raise ProblemError(
                 "Ray was initialised before: pass working_dir to that call, as "
@@ -69,6 +73,15 @@ def take_resting(options: Ray, count: int) -> list[Any]:
 def let_rest(options: Ray, workers: Sequence[Any]) -> None:
     """Keep workers until the connection ends, or somebody takes them: to start one takes seconds."""
     _resting.setdefault((options.num_cpus, options.num_gpus), []).extend(workers)
+
+
+@contextmanager
+def _signal_handler_stays() -> Iterator[None]:
+    """Undo that Ray lets SIGTERM end this process at once: a run writes a checkpoint first."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, before)
 
 
 def _connect(options: Ray) -> None:
