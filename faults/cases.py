@@ -48,12 +48,23 @@ class Suite:
         folder: Where runs are made.
         expected: The checksum of the undisturbed run.
         events: How many events it tells, by executor.
+        kilobytes: What its folder takes on a file system of pages of 4 kB.
         seed: Of all random moments.
         share: Of the tries of a full run, to try the suite itself.
     """
 
-    def __init__(self, folder: Path, expected: str, events: dict[str, int], seed: int = 0, share: float = 1.0) -> None:
-        self.folder, self.expected, self.events, self.seed, self.share = folder, expected, events, seed, share
+    def __init__(
+        self,
+        folder: Path,
+        expected: str,
+        events: dict[str, int],
+        *,
+        kilobytes: int = 0,
+        seed: int = 0,
+        share: float = 1.0,
+    ) -> None:
+        self.folder, self.expected, self.events, self.kilobytes = folder, expected, events, kilobytes
+        self.seed, self.share = seed, share
         self._count = 0
 
     @classmethod
@@ -66,13 +77,24 @@ class Suite:
         checksums = {end.checksum for end in ends.values()}
         if len(checksums) != 1 or "" in checksums:
             raise SystemExit(f"the undisturbed runs do not agree: {ends}")
-        return cls(folder, checksums.pop(), {name: end.events for name, end in ends.items()}, seed, share)
+        files = [path for path in (folder / "serial" / "run").rglob("*") if path.is_file()]
+        kilobytes = sum(4 * -(-path.stat().st_size // 4096) for path in files)
+        events = {name: end.events for name, end in ends.items()}
+        return cls(folder, checksums.pop(), events, kilobytes=kilobytes, seed=seed, share=share)
 
     def new_folder(self) -> Path:
         self._count += 1
         folder = self.folder / str(self._count) / "run"
         folder.parent.mkdir()
         return folder
+
+    def at_random_moment(self, draw: random.Random, executor: str) -> tuple[RunProcess, Path]:
+        """Return a run that is at a random moment: between two events, as far as the machine is fast enough."""
+        folder = self.new_folder()
+        process = RunProcess(folder, EXECUTORS[executor])
+        process.wait_for_events(draw.randint(1, self.events[executor] - 1))
+        time.sleep(draw.uniform(0, 0.03))
+        return process, folder
 
     def draws(self, fault: str, tries: int) -> Iterator[random.Random]:
         """Yield a source of random numbers for every try, the same in every run of the suite."""
@@ -92,12 +114,11 @@ def kill_driver(suite: Suite, executor: str, tries: int) -> Iterator[Try]:
     """SIGKILL at a random moment, then a resume; workers must end by themselves."""
     fault, workers = "driver killed", EXECUTORS[executor]
     for draw in suite.draws(f"{fault} {executor}", tries):
-        folder = suite.new_folder()
-        process = RunProcess(folder, workers)
-        process.wait_for_events(draw.randint(1, suite.events[executor] - 1))
-        time.sleep(draw.uniform(0, 0.03))
-        children = process.workers()
-        process.kill()
+        is_hit = False
+        while not is_hit:  # a run that ends before the kill comes is none that was killed
+            process, folder = suite.at_random_moment(draw, executor)
+            children = process.workers()
+            is_hit = process.kill()
         left = wait_until_gone(children)
         yield suite.judged(
             fault, executor, RunProcess(folder, workers).end(), f"workers {left} live on" if left else ""
@@ -108,13 +129,12 @@ def kill_worker(suite: Suite, executor: str, tries: int) -> Iterator[Try]:
     """SIGKILL of one worker at a random moment: the run goes on by itself, or its resume does."""
     fault, workers = "worker killed", EXECUTORS[executor]
     for draw in suite.draws(f"{fault} {executor}", tries):
-        folder = suite.new_folder()
-        process = RunProcess(folder, workers)
-        process.wait_for_events(draw.randint(1, suite.events[executor] - 1))
-        time.sleep(draw.uniform(0, 0.03))
-        if children := process.workers():
-            send(draw.choice(children), signal.SIGKILL)
-        end = process.end()
+        is_hit = False
+        while not is_hit:
+            process, folder = suite.at_random_moment(draw, executor)
+            children = process.workers()
+            is_hit = bool(children) and send(draw.choice(children), signal.SIGKILL)
+            end = process.end()
         if end.is_refusal:
             again = RunProcess(folder, workers).end()
             end = End(again.checksum, end.message, again.is_refusal, end.events)
@@ -123,10 +143,9 @@ def kill_worker(suite: Suite, executor: str, tries: int) -> Iterator[Try]:
 
 def stop_worker(suite: Suite, executor: str, tries: int) -> Iterator[Try]:
     """SIGSTOP of a worker, or of the process itself where there is none, for a minute."""
-    fault, workers = f"stopped for {STOPPED_SECONDS:.0f} s", EXECUTORS[executor]
+    fault = f"stopped for {STOPPED_SECONDS:.0f} s"
     for draw in suite.draws(f"{fault} {executor}", tries):
-        process = RunProcess(suite.new_folder(), workers)
-        process.wait_for_events(draw.randint(1, suite.events[executor] - 1))
+        process, _ = suite.at_random_moment(draw, executor)
         children = process.workers()
         stopped = draw.choice(children) if children else process.id
         send(stopped, signal.SIGSTOP)
@@ -185,14 +204,15 @@ def fill_disk(suite: Suite, executor: str, tries: int) -> Iterator[Try]:
     for draw in suite.draws(f"{fault} {executor}", tries):
         folder = suite.new_folder()
         folder.mkdir()
-        words = [str(draw.randint(4, 160)), str(folder), sys.executable, str(HERE / "disturbed_run.py"), str(workers)]
+        size = draw.randint(4, suite.kilobytes * 3 // 4)
+        words = [str(size), str(folder), sys.executable, str(HERE / "disturbed_run.py"), str(workers)]
         command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script, "sh", *words]
         done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
         lines = done.stdout.splitlines()
         messages = [line.split(" ", 1)[1] for line in lines if line.startswith(REFUSED)]
         results = [line.split(" ", 1)[1] for line in lines if line.startswith(ENDED)]
-        problem = "" if messages or "code 0" in lines else (done.stderr or done.stdout)[-300:]
-        message = messages[0] if messages else "there was room"
+        message = next((each for each in messages if "No space left" in each), "")
+        problem = "" if message else f"no error named the disk: {messages} {(done.stderr or done.stdout)[-300:]}"
         yield suite.judged(fault, executor, End(results[-1] if results else "", message, False, 0), problem)
 
 

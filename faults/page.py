@@ -26,7 +26,8 @@ _FAULTS = """
 - **worker killed**: SIGKILL of a random worker. The segment is trained again by another one; the run is not resumed
   unless it gave up.
 - **stopped for 60 s**: SIGSTOP, and SIGCONT a minute later, of a worker, or of the process itself where there is none.
-- **disk full**: the folder is on a file system of 4 to 160 kB. Then it gets room, and the run is resumed.
+- **disk full**: the folder is on a file system of a random size below what it needs. Then it gets room, and the run is
+  resumed.
 - **folder removed**: while the run goes on. It must end with an error, or with the right result in memory; then the
   run is started anew.
 - **two resumes at once** of an interrupted run: one goes on, the other is refused, or finds it finished.
@@ -66,6 +67,6 @@ def _message(tries: Iterable[Mapping[str, Any]]) -> str:
 
 def general(message: str) -> str:
     """Return a message without the paths, numbers and checksums of one run."""
-    message = re.sub(r"/\S*?/run\b", "RUN", message)
+    message = re.sub(r"/\S*?/run\b(/run\b)?", "RUN", message)
     message = re.sub(r"[0-9a-f]{16,}", "…", message)
     return re.sub(r"\b\d{8}\b", "N", message)

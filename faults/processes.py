@@ -70,10 +70,10 @@ class RunProcess:
                     ids.append(int(entry.name))
         return sorted(ids)
 
-    def kill(self) -> None:
-        """End the process at once, as a lack of memory or a power cut does."""
+    def kill(self) -> bool:
+        """End the process at once, as a lack of memory or a power cut does; False if it had ended by itself."""
         self._process.kill()
-        self._process.wait()
+        return self._process.wait() == -signal.SIGKILL
 
     def end(self) -> End:
         """Wait for the process and return how it ended; one that hangs is ended and told."""
