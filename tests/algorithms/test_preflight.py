@@ -10,11 +10,13 @@ from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset
 
 import forkmerge as fm
 from _asserts import assert_same_bits
+from forkmerge.problem.example_order import batch_indices
 from problems import (
     SGD,
     TASKS,
     Refuse,
     domains_problem,
+    evaluation,
     examples,
     fit,
     minus_loss,
@@ -58,6 +60,14 @@ class TestLosses:
             return {task: loss * torch.nan for task, loss in shared_losses(*arguments).items()}
 
         refused("the loss of task 'tgt' is nan on the first batch, before any training", None, problem_with(nan))
+
+    def test_the_example_of_the_first_batch_that_holds_no_number_is_named(self, refused: Refuse) -> None:
+        inputs, labels = examples(16, 1)
+        index = int(batch_indices(16, 8, 0, 0, "all")[3])
+        inputs[index, 2] = torch.nan
+        stream = fm.Stream(TensorDataset(inputs, labels), shared_losses, TASKS, 8)
+        message = f"is nan on the first batch, before any training. Example {index} of stream 'all' holds a number"
+        refused(message, None, fm.Problem("tgt", {"all": stream}, evaluation()))
 
     def test_a_loss_per_example(self, refused: Refuse) -> None:
         def per_example(*arguments: Any) -> Any:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
-
-from torch import Tensor
+from collections.abc import Mapping
 
 from forkmerge.algorithms.checkpoint import RunState
 from forkmerge.engine.training.options import Training
 from forkmerge.errors import RunFailed
 from forkmerge.problem.definition import Problem, Stream
-from forkmerge.problem.example_order import batch_indices
+from forkmerge.problem.not_finite import example_not_finite
 from forkmerge.problem.randomness import derive
 
 
@@ -58,30 +55,10 @@ def _reads(task_weights: Mapping[str, float], stream: Stream) -> bool:
 
 def _cause(streams: Mapping[str, Stream], training: Training, order: int, step: int | None) -> str:
     if step is not None:
+        positions = range(step * training.accumulate, (step + 1) * training.accumulate)
         for name, stream in streams.items():
-            index = _bad_example(name, stream, step, training.accumulate, order)
+            index = example_not_finite(name, stream, positions, order)
             if index is not None:
                 return f"Example {index} of stream {name!r}, which that step reads, holds a number that is not finite."
         return "The data of that step are finite: lower the learning rate, or clip gradients with clip_norm=1.0."
     return "Look at the score of an untrained model: a metric that is NaN from the start is no measure of training."
-
-
-def _bad_example(name: str, stream: Stream, step: int, accumulate: int, seed: int) -> int | None:
-    """Return the first example of a step's batches that holds a number that is not finite."""
-    for position in range(step * accumulate, (step + 1) * accumulate):
-        for index in batch_indices(stream.size, stream.batch_size, position, seed, name).tolist():
-            if any(not bool(tensor.isfinite().all()) for tensor in _tensors(stream.dataset[index])):
-                return int(index)
-    return None
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        if value.is_floating_point():
-            yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)

@@ -24,6 +24,7 @@ from forkmerge.problem.definition import Context, Evaluation, Problem, Stream
 from forkmerge.problem.error_facts import note_moment, note_origin
 from forkmerge.problem.labels import MISSING, example_with, extreme_examples, refused_label
 from forkmerge.problem.metrics import Criterion, NotPerExample, accuracy
+from forkmerge.problem.not_finite import example_not_finite
 from forkmerge.problem.randomness import derive, random_state_kept, set_random_state
 from forkmerge.problem.scoring import cost_reader, device_of, measure, modes_kept
 from forkmerge.problem.search_metric import reported_directions, search_directions
@@ -215,7 +216,7 @@ def check_stream(
             f"stream {name!r} has batches of {stream.batch_size} and the model a BatchNorm layer that sees one value "
             "per channel there: use a batch size of at least 2, or another normalisation."
         ) from None
-    check_losses(name, tasks, losses)
+    check_losses(name, stream, tasks, losses, seed)
     check_labels(name, stream, losses_of, seed, device)
     if training.compared_at != "parameters" and training.method is not None and not cuts:
         raise ProblemError(
@@ -298,7 +299,7 @@ def check_union(problem: Problem, model: nn.Module, training: Training, seed: in
         ) from error
 
 
-def check_losses(name: str, tasks: list[str], losses: Any) -> None:
+def check_losses(name: str, stream: Stream, tasks: list[str], losses: Any, seed: int) -> None:
     """Refuse losses that are not scalars, are not finite, or do not depend on the model."""
     if not hasattr(losses, "items"):
         raise ProblemError(f"losses of stream {name!r} must return {{task: loss}}, got {type(losses).__name__}.")
@@ -324,7 +325,9 @@ def check_losses(name: str, tasks: list[str], losses: Any) -> None:
                 "Look for .detach(), .item(), torch.no_grad() or frozen parameters on its way."
             )
         if not math.isfinite(loss.item()):
+            index = example_not_finite(name, stream, [0], seed)
+            example = "" if index is None else f"Example {index} of stream {name!r} holds a number that is not finite. "
             raise ProblemError(
-                f"the loss of task {task!r} is {loss.item()} on the first batch, before any training. "
+                f"the loss of task {task!r} is {loss.item()} on the first batch, before any training. {example}"
                 "Where labels are missing, leave the task out or mask them."
             )
