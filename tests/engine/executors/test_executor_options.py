@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -41,3 +42,12 @@ def test_local_workers_share_the_threads() -> None:
 def test_what_cannot_be_is_refused(options: Any, message: str) -> None:
     with pytest.raises(fm.ProblemError, match=message):
         fit(**options)
+
+
+def test_more_workers_than_any_machine_can_hold_are_refused_before_one_starts() -> None:
+    with pytest.raises(fm.ProblemError, match=r"workers must be at most \d+, got 100000: this machine has"):
+        executor_options(None, 100_000)
+    with pytest.raises(fm.ProblemError, match=r"workers must be at most \d+, got 100000: this machine has"):
+        replace(LocalOptions(2), workers=100_000)  # as the command line changes a recipe's table
+    with pytest.raises(fm.ProblemError, match="workers must be a positive integer, got 'x'"):
+        LocalOptions("x")  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -61,6 +62,15 @@ class LocalOptions(ExecutorOptions):
     shares_files: ClassVar[bool] = True
     workers: int = 1
     devices: tuple[torch.device, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse more processes than any machine can hold, before the first one starts."""
+        check_count("workers", self.workers)
+        most = max(4 * (os.cpu_count() or 1), 256)
+        if self.workers > most:
+            raise ProblemError(
+                f"workers must be at most {most}, got {self.workers}: this machine has {os.cpu_count()} processors."
+            )
 
     @property
     def threads(self) -> int:
