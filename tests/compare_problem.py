@@ -96,3 +96,9 @@ def alone() -> fm.Recipe:
     stream = fm.Stream(TensorDataset(*examples(16, 1)), shared_losses, ("tgt",), batch_size=8)
     problem = fm.Problem("tgt", {"all": stream}, evaluation(TensorDataset(*examples(24, 2)), "tgt"))
     return fm.Recipe(problem, model=plain_net, optimizer=fm.OptimizerOf("SGD", lr=0.3), steps=STEPS)
+
+
+def aimed_recipe(seed: int = 0, target: str = "tgt") -> fm.Recipe:
+    """The same, of a function that could give every target data of its own."""
+    made = recipe(seed)
+    return replace(made, problem=made.problem.with_target(target))

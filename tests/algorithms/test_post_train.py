@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import forkmerge as fm
@@ -192,3 +194,14 @@ def test_joint_then_alone_stopped_anywhere_ends_with_the_same_bits(tmp_path, ref
 def test_a_share_that_is_none_is_refused(alone):
     with pytest.raises(fm.ProblemError, match="alone must be a share of the steps between 0 and 1"):
         fm.JointThenAlone(alone)
+
+
+def test_the_rounds_of_the_first_part_are_no_choice_that_select_could_have_made():
+    """`select` is among the rounds of the fine-tuning: a better score before it is nothing to advise upon."""
+    run = fit(fm.PostTrain(pretrain_steps=4, interval=2), net=start(), steps=8)
+    assert [r.phase for r in run.rounds] == ["pretraining"] * 2 + ["search"] * 2
+    best = replace(run.rounds[0], score=10.0)
+    assert replace(run, rounds=[best, *run.rounds[1:]]).remarks == run.remarks
+    fell = [replace(r, score=score) for r, score in zip(run.rounds, (10.0, 0.5, 0.9, 0.4), strict=True)]
+    (remark,) = replace(run, rounds=fell).remarks
+    assert "fell from 0.9 at step 6 to 0.4 at the last step" in remark

@@ -389,6 +389,14 @@ def test_a_reference_that_diverges_is_no_verdict_and_is_said(tmp_path: Path, mon
     assert "validation  accuracy" in shown, "that of the merge which is returned"
 
 
+@pytest.mark.parametrize("name", ["Joint", "PostTrain", "SingleTask"])
+def test_any_other_algorithm_says_that_whether_it_helped_was_not_measured_and_how_to_know(tiny: Any, name: str) -> None:
+    shown = invoke("run", "tiny:recipe", "--algorithm", name).stdout
+    more = f"forkmerge compare tiny:recipe --methods stl,recipe --seeds 5 --set algorithm.name={name}"
+    told = f"whether it helped was not measured: `{more}` says it."
+    assert (told in shown) == (name != "SingleTask"), shown
+
+
 def without_test_split(folder: Path, examples: int) -> None:
     """Write the example of a new user without its test split, and with that many validation examples."""
     invoke("new", "own_data.py")
@@ -412,6 +420,12 @@ def test_without_a_test_split_the_verdict_is_of_validation_examples_that_the_sea
     )
     assert re.search(r"held out +accuracy 0\.\d+", shown.stdout)
     assert not re.search(r"^ +test ", shown.stdout, re.MULTILINE), "there is no test split"
+    assert re.search("more certainty: .*--seeds 5 .*--set hold_out=0.2", shown.stdout), (
+        "it is compared on such ones, too"
+    )
+    assert re.search(r"accuracy 0\.\d+ \(held out\)", invoke("runs", ".").stdout)
+    invoke("export", "a", "out")
+    assert "Validation examples that the search did not see, measured once" in Path("out/README.md").read_text()
     assert json.loads(Path("a/config.json").read_text())["source"]["settings"]["hold_out"] == 0.2
     all_of_them = invoke(*quick, "--no-reference", "--out", "b")
     assert "kept from the search" not in all_of_them.stderr

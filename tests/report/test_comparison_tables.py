@@ -51,3 +51,9 @@ def test_without_a_test_split_validation_is_shown_and_said_so(tmp_path):
     compared(tmp_path, settings={"arguments": {"test": False}}, seeds=1)
     assert summary_from(tmp_path).split == "validation"
     assert any("no test split" in note for note in tables_from(tmp_path)[0].notes)
+
+
+def test_examples_that_were_held_out_of_validation_are_not_called_a_test_split(tmp_path):
+    compared(tmp_path, settings={"arguments": {"test": False}, "hold_out": 0.5}, seeds=1)
+    assert summary_from(tmp_path).split == "held out"
+    assert any("validation examples that were kept from all choices" in note for note in tables_from(tmp_path)[0].notes)

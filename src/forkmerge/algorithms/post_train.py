@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from sys import maxsize
 from typing import Literal
 
@@ -82,7 +82,8 @@ class PostTrain(Composed):
         tuning = SingleTask(interval=self.interval, select=self.select, refit=self.refit)
         seed = derive(parts.seed, "fine-tuning")
         tuned = parts.run("finetuning", tuning, model=parts.module, steps=after, seed=seed)
-        return whole(self, parts, tuned, rounds=follow(pretrained.rounds, tuned.rounds, before))
+        first = [replace(r, phase="pretraining") if r.phase == "search" else r for r in pretrained.rounds]
+        return whole(self, parts, tuned, rounds=follow(first, tuned.rounds, before))
 
     @property
     def _pretraining(self) -> Joint:

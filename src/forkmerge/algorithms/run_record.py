@@ -73,7 +73,7 @@ class Round(Record):
 
     Args:
         index: Rounds are counted from 1.
-        phase: "search" or "refit".
+        phase: "search" or "refit"; "pretraining" where the model returned was not chosen among these.
         start: Step of the fork.
         end: Step of the merge.
         branches: Every branch by name.
@@ -182,7 +182,7 @@ class Run(Record, Displayed):
     @property
     def searched(self) -> list[Round]:
         """The rounds that searched coefficients."""
-        return [r for r in self.rounds if r.phase == "search"]
+        return [r for r in self.rounds if r.phase in ("search", "pretraining")]
 
     @property
     def coefficients(self) -> list[dict[str, float]]:
@@ -221,14 +221,15 @@ class Run(Record, Displayed):
         fell = "the validation score fell" if sign > 0 else f"on validation data, {name} rose"
         return [
             f"{fell} from {show_number(sign * best.score)} at step {best.end} to {show_number(sign * last.score)} "
-            'at the last merge, which is returned: select="best" returns the best one.'
+            f'at the {self.final}, which is returned: select="best" returns the best one.'
         ]
 
     @property
     def _best_round(self) -> Round | None:
         """The searched round of the highest score, by what merges were chosen; of equals the first."""
-        scores = {r.index: r.score if r.search_score is None else r.search_score for r in self.searched}
-        scored = [r for r in self.searched if scores[r.index] is not None]
+        rounds = [r for r in self.rounds if r.phase == "search"]
+        scores = {r.index: r.score if r.search_score is None else r.search_score for r in rounds}
+        scored = [r for r in rounds if scores[r.index] is not None]
         return max(scored, key=lambda r: scores[r.index] or 0.0, default=None)
 
     @property
@@ -237,12 +238,17 @@ class Run(Record, Displayed):
         return f"{self.algorithm} on {self.target!r}: {self.steps} steps, seed {self.seed}, model: {self.final}"
 
     @property
+    def test_split(self) -> str:
+        """What `test` was measured on: "test", or "held out", validation examples kept from the search."""
+        return "held out" if (self.verdict or {}).get("is_held_out") else "test"
+
+    @property
     def facts(self) -> dict[str, str]:
         """What it reached, each fact as one line under its name; `repr`, notebooks and the terminal print these."""
         before = ", before the refit" * (self.final == "refit")
         facts = {"validation": show_metrics(self.metrics) + before} if self.metrics else {}
-        if self.test is not None:  # where there is no test split, on validation examples kept from the search
-            facts["held out" if (self.verdict or {}).get("is_held_out") else "test"] = show_metrics(self.test)
+        if self.test is not None:
+            facts[self.test_split] = show_metrics(self.test)
         if len(self.relevance) > 1:
             facts["relevance"] = show_shares(self.relevance)
         return facts

@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 from forkmerge.algorithms.events.run_progress import RunView
-from forkmerge.algorithms.forkmerge import ForkMerge
+from forkmerge.algorithms.forkmerge import ForkMerge, SingleTask
 from forkmerge.algorithms.measure_test_split import measure_test
 from forkmerge.algorithms.resolved_config import is_own_run
 from forkmerge.algorithms.run_record import Run
@@ -192,21 +192,24 @@ def _train(
         print_json({"folder": str(folder), **finished.to_json()})
         return
     show_run(stdout(), finished)
-    if isinstance(recipe.algorithm, ForkMerge):
-        _show_certainty(recipe, recipe.algorithm, finished)
+    if not isinstance(recipe.algorithm, SingleTask):
+        _show_certainty(recipe, finished)
     quoted = shlex.quote(str(folder))
     say(stdout(), f"\nkept in {folder}; `{command(f'export {quoted} OUT')}` writes the model.")
     say(stdout(), f"`{command(f'report {quoted}')}` writes a page with its figures.")
 
 
-def _show_certainty(recipe: Recipe, algorithm: ForkMerge, run: Run) -> None:
+def _show_certainty(recipe: Recipe, run: Run) -> None:
     """Say what to type for more certainty than one seed gives, or for a verdict at all."""
     settings = recipe.source["settings"].get("algorithm", {})
+    held_out = {name: value for name, value in recipe.source["settings"].items() if name == "hold_out"}
     words = ["compare", str(recipe.source.get("problem", "PROBLEM")), "--methods", "stl,recipe", "--seeds", "5"]
-    more = command(shlex.join([*words, *settings_of(recipe.source.get("typed", {}))]))
+    more = command(shlex.join([*words, *settings_of({**recipe.source.get("typed", {}), **held_out})]))
     if run.verdict is not None:
         say(stdout(), f"more certainty: `{more}`.")
-    elif run.reference is None and algorithm.floor:
+    elif not isinstance(recipe.algorithm, ForkMerge):
+        say(stdout(), f"whether it helped was not measured: `{more}` says it.")
+    elif run.reference is None and recipe.algorithm.floor:
         text = "whether it helped cannot be said: single-task training, to compare with, ended in numbers that are not"
         say(stdout(), f"{text} finite; lower the learning rate, or look at more seeds with `{more}`.")
     elif run.reference is None:

@@ -17,8 +17,9 @@ from torch import nn
 from forkmerge.algorithms.branches.iterates import iterate_steps
 from forkmerge.algorithms.branches.round_sizes import RoundSize, round_sizes, steps_by_phase
 from forkmerge.algorithms.composed import Composed
-from forkmerge.algorithms.fit import build_model, check_numbers
+from forkmerge.algorithms.fit import build_model
 from forkmerge.algorithms.floor import floor_mixture
+from forkmerge.algorithms.preflight import check_numbers
 from forkmerge.algorithms.settings import Settings, disk_of_run
 from forkmerge.engine.executors.branch_execution import BranchExecution, open_branches
 from forkmerge.engine.executors.branch_worker import Segment, TrainingJob

@@ -29,7 +29,8 @@ class RunResult(Record):
         kind: "final", or "tuning" for a run that only helped to choose a setting.
         setting: What tuning tries or chose.
         folder: The run's folder, relative to the comparison's.
-        split: What `metrics` were measured on: "test", or "validation" where the problem has no test split.
+        split: What `metrics` were measured on: "test"; where the problem has no test split "held out", validation
+            examples that were kept from all choices, or "validation".
         metrics: The target's metrics; None in place of a number that is not finite.
         directions: +1 for metrics where higher is better, −1 for the others.
         validation: The target's validation metrics, which choices are made by; empty where nothing was scored.

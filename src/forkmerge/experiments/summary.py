@@ -70,7 +70,7 @@ class Summary:
         baseline: Label of the method that all are compared with whose model is selected as its own.
         confidence: Of all intervals.
         seeds: All seeds.
-        split: What the metrics were measured on: "test", "validation" or "mixed".
+        split: What the metrics were measured on: "test", "held out", "validation" or "mixed".
         equal_labels: Whether all methods trained on training ∪ validation data in the end.
         directions: `{target: {metric: ±1}}`.
         targets: Every method's standing on every target.

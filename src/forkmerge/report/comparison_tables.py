@@ -22,6 +22,8 @@ FILES = ("comparison.md", "comparison.csv", "comparison.tex", "comparison.json")
 _SPLITS = {
     "test": "Numbers are of the test split, which was read once per run, after its fit; every choice was made on "
     "validation data.",
+    "held out": "The problem has no test split: numbers are of validation examples that were kept from all choices, "
+    "and read once per run, after its fit.",
     "validation": "The problem has no test split: numbers are of the validation data, on which choices were made, too, "
     "and are the better for it.",
     "mixed": "Numbers are of the test split where a target has one, read once per run, after its fit, and otherwise of "
