@@ -10,135 +10,66 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from disturbed_run import ENDED, REFUSED, train
-from processes import ENVIRONMENT, HERE, End, RunProcess, send, wait_until_gone
+from processes import HERE, WORKERS, End, RunProcess, environment, send, wait_until_gone
+from ray_nodes import RayNodes
+from suite import Suite, Try
 
 import forkmerge as fm
 
-EXECUTORS = {"serial": 1, "processes": 2}
 STOPPED_SECONDS = 60.0
-
-
-@dataclass(frozen=True)
-class Try:
-    """One fault, and what came of it.
-
-    Args:
-        fault: What was done.
-        executor: Where branches ran.
-        survived: Whether it ended with the right bits or, where files were damaged, with one error that says so.
-        same_bits: Whether it ended with the bits of the undisturbed run.
-        message: What was said.
-    """
-
-    fault: str
-    executor: str
-    survived: bool
-    same_bits: bool
-    message: str = ""
-
-
-class Suite:
-    """What an undisturbed run gives, and a folder for the others.
-
-    Args:
-        folder: Where runs are made.
-        expected: The checksum of the undisturbed run.
-        events: How many events it tells, by executor.
-        kilobytes: What its folder takes on a file system of pages of 4 kB.
-        seed: Of all random moments.
-        share: Of the tries of a full run, to try the suite itself.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        expected: str,
-        events: dict[str, int],
-        *,
-        kilobytes: int = 0,
-        seed: int = 0,
-        share: float = 1.0,
-    ) -> None:
-        self.folder, self.expected, self.events, self.kilobytes = folder, expected, events, kilobytes
-        self.seed, self.share = seed, share
-        self._count = 0
-
-    @classmethod
-    def start(cls, folder: Path, seed: int, share: float) -> Suite:
-        """Make the undisturbed run, once by every executor."""
-        ends = {}
-        for name, workers in EXECUTORS.items():
-            (folder / name).mkdir()
-            ends[name] = RunProcess(folder / name / "run", workers).end()
-        checksums = {end.checksum for end in ends.values()}
-        if len(checksums) != 1 or "" in checksums:
-            raise SystemExit(f"the undisturbed runs do not agree: {ends}")
-        files = [path for path in (folder / "serial" / "run").rglob("*") if path.is_file()]
-        kilobytes = sum(4 * -(-path.stat().st_size // 4096) for path in files)
-        events = {name: end.events for name, end in ends.items()}
-        return cls(folder, checksums.pop(), events, kilobytes=kilobytes, seed=seed, share=share)
-
-    def new_folder(self) -> Path:
-        self._count += 1
-        folder = self.folder / str(self._count) / "run"
-        folder.parent.mkdir()
-        return folder
-
-    def at_random_moment(self, draw: random.Random, executor: str) -> tuple[RunProcess, Path]:
-        """Return a run that is at a random moment: between two events, as far as the machine is fast enough."""
-        folder = self.new_folder()
-        process = RunProcess(folder, EXECUTORS[executor])
-        process.wait_for_events(draw.randint(1, self.events[executor] - 1))
-        time.sleep(draw.uniform(0, 0.03))
-        return process, folder
-
-    def draws(self, fault: str, tries: int) -> Iterator[random.Random]:
-        """Yield a source of random numbers for every try, the same in every run of the suite."""
-        for index in range(max(1, round(tries * self.share))):
-            yield random.Random(f"{self.seed} {fault} {index}")
-
-    def judged(self, fault: str, executor: str, end: End, problem: str = "", *, may_refuse: bool = False) -> Try:
-        """Return what came of a fault: the right bits or, where files were damaged, an error that says so."""
-        is_same = end.checksum == self.expected
-        if end.checksum and not is_same:
-            problem = "it ended with other bits"
-        survived = not problem and (is_same or (may_refuse and end.is_refusal))
-        return Try(fault, executor, survived, is_same, problem or end.message)
 
 
 def kill_driver(suite: Suite, executor: str, tries: int) -> Iterator[Try]:
     """SIGKILL at a random moment, then a resume; workers must end by themselves."""
-    fault, workers = "driver killed", EXECUTORS[executor]
+    fault = "driver killed"
     for draw in suite.draws(f"{fault} {executor}", tries):
         is_hit = False
         while not is_hit:  # a run that ends before the kill comes is none that was killed
             process, folder = suite.at_random_moment(draw, executor)
-            children = process.workers()
+            children = suite.workers(process, executor)
             is_hit = process.kill()
         left = wait_until_gone(children)
         yield suite.judged(
-            fault, executor, RunProcess(folder, workers).end(), f"workers {left} live on" if left else ""
+            fault, executor, suite.run(folder, executor).end(), f"workers {left} live on" if left else ""
         )
 
 
 def kill_worker(suite: Suite, executor: str, tries: int) -> Iterator[Try]:
     """SIGKILL of one worker at a random moment: the run goes on by itself, or its resume does."""
-    fault, workers = "worker killed", EXECUTORS[executor]
+    fault = "worker killed"
     for draw in suite.draws(f"{fault} {executor}", tries):
         is_hit = False
         while not is_hit:
             process, folder = suite.at_random_moment(draw, executor)
-            children = process.workers()
+            children = suite.workers(process, executor)
             is_hit = bool(children) and send(draw.choice(children), signal.SIGKILL)
             end = process.end()
-        if end.is_refusal:
-            again = RunProcess(folder, workers).end()
-            end = End(again.checksum, end.message, again.is_refusal, end.events)
-        yield suite.judged(fault, executor, end)
+        yield suite.judged(fault, executor, _resumed_if_refused(suite, executor, folder, end))
+
+
+def kill_node(suite: Suite, executor: str, tries: int) -> Iterator[Try]:
+    """SIGKILL of all processes of a node at a random moment: the run goes on with what is left, or its resume does."""
+    fault = "node killed"
+    suite.cluster.keep_states_on_nodes()
+    for draw in suite.draws(f"{fault} {executor}", tries):
+        is_hit = False
+        while not is_hit:
+            process, folder = suite.at_random_moment(draw, executor)
+            is_hit = suite.cluster.kill_node(draw)
+            suite.cluster.restore()
+            end = process.end()
+        yield suite.judged(fault, executor, _resumed_if_refused(suite, executor, folder, end))
+
+
+def _resumed_if_refused(suite: Suite, executor: str, folder: Path, end: End) -> End:
+    """Return how a run ended or, if it gave up with an error, how its resume did."""
+    if not end.is_refusal:
+        return end
+    again = suite.run(folder, executor).end()
+    return End(again.checksum, end.message, again.is_refusal, end.events)
 
 
 def stop_worker(suite: Suite, executor: str, tries: int) -> Iterator[Try]:
@@ -146,7 +77,7 @@ def stop_worker(suite: Suite, executor: str, tries: int) -> Iterator[Try]:
     fault = f"stopped for {STOPPED_SECONDS:.0f} s"
     for draw in suite.draws(f"{fault} {executor}", tries):
         process, _ = suite.at_random_moment(draw, executor)
-        children = process.workers()
+        children = suite.workers(process, executor)
         stopped = draw.choice(children) if children else process.id
         send(stopped, signal.SIGSTOP)
         time.sleep(STOPPED_SECONDS)
@@ -156,15 +87,15 @@ def stop_worker(suite: Suite, executor: str, tries: int) -> Iterator[Try]:
 
 def remove_folder(suite: Suite, executor: str, tries: int) -> Iterator[Try]:
     """The run's folder is removed under it; then the run is started anew."""
-    fault, workers = "folder removed", EXECUTORS[executor]
+    fault = "folder removed"
     for draw in suite.draws(f"{fault} {executor}", tries):
         folder = suite.new_folder()
-        process = RunProcess(folder, workers)
+        process = suite.run(folder, executor)
         process.wait_for_events(draw.randint(1, suite.events[executor] - 2))
         shutil.rmtree(folder, ignore_errors=True)
         first = process.end()
         shutil.rmtree(folder, ignore_errors=True)
-        again = RunProcess(folder, workers).end()
+        again = suite.run(folder, executor).end()
         is_fine = first.is_refusal or first.checksum == suite.expected
         problem = "" if is_fine else first.message or "it ended with other bits"
         end = End(again.checksum, first.message or again.message, again.is_refusal, again.events)
@@ -173,13 +104,14 @@ def remove_folder(suite: Suite, executor: str, tries: int) -> Iterator[Try]:
 
 def resume_twice(suite: Suite, executor: str, tries: int) -> Iterator[Try]:
     """Two resumes of an interrupted run at once: one goes on, the other is refused or finds it finished."""
-    fault, workers = "two resumes at once", EXECUTORS[executor]
+    fault = "two resumes at once"
     for draw in suite.draws(f"{fault} {executor}", tries):
         folder = suite.new_folder()
-        process = RunProcess(folder, workers)
+        process = suite.run(folder, executor)
         process.wait_for_events(draw.randint(1, suite.events[executor] // 2))
         process.kill()
-        both = [RunProcess(folder, workers) for _ in range(2)]
+        first = suite.run(folder, executor)
+        both = [first, RunProcess(folder, executor, suite.address(executor))]
         ends = [each.end() for each in both]
         refused = [end for end in ends if end.is_refusal and end.message.startswith("StoreError")]
         done = [end for end in ends if end.checksum]
@@ -196,18 +128,19 @@ def fill_disk(suite: Suite, executor: str, tries: int) -> Iterator[Try]:
 
     A file system in memory, in a name space of its own (`unshare`), which needs no other rights on most systems.
     """
-    fault, workers = "disk full", EXECUTORS[executor]
+    fault = "disk full"
     script = (
-        'mount -t tmpfs -o size="$1"k tmpfs "$2" && "$3" "$4" "$2/run" "$5"; echo "code $?"; '
-        'mount -o remount,size=64m "$2" && "$3" "$4" "$2/run" "$5"'
+        'mount -t tmpfs -o size="$1"k tmpfs "$2" && "$3" "$4" "$2/run" "$5" "$6"; echo "code $?"; '
+        'mount -o remount,size=64m "$2" && "$3" "$4" "$2/run" "$5" "$6"'
     )
     for draw in suite.draws(f"{fault} {executor}", tries):
         folder = suite.new_folder()
         folder.mkdir()
         size = draw.randint(4, suite.kilobytes * 3 // 4)
-        words = [str(size), str(folder), sys.executable, str(HERE / "disturbed_run.py"), str(workers)]
+        words = [str(size), str(folder), sys.executable, str(HERE / "disturbed_run.py"), str(WORKERS[executor])]
+        words.append(suite.address(executor))
         command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script, "sh", *words]
-        done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
         lines = done.stdout.splitlines()
         messages = [line.split(" ", 1)[1] for line in lines if line.startswith(REFUSED)]
         results = [line.split(" ", 1)[1] for line in lines if line.startswith(ENDED)]
@@ -220,7 +153,7 @@ def damage_files(suite: Suite, executor: str, tries: int) -> Iterator[Try]:
     """Every file of an interrupted and of a finished run, truncated or with a flipped bit, then resumed."""
     for state in ("interrupted", "finished"):
         original = suite.new_folder()
-        process = RunProcess(original, EXECUTORS[executor])
+        process = suite.run(original, executor)
         if state == "interrupted":
             process.wait_for_events(suite.events[executor] // 2)
             process.kill()
@@ -279,14 +212,27 @@ PLAN: list[tuple[Callable[[Suite, str, int], Iterator[Try]], str, int]] = [
     (resume_twice, "serial", 3),
     (resume_twice, "processes", 3),
     (damage_files, "serial", 4),
+    (kill_driver, "ray", 6),
+    (kill_worker, "ray", 6),
+    (stop_worker, "ray", 1),
+    (fill_disk, "ray", 1),
+    (remove_folder, "ray", 1),
+    (resume_twice, "ray", 1),
+    (kill_node, "ray", 5),  # the last there, since it changes the cluster
 ]
 """Faults, where they are tried, and how often; `damage_files` so often in every file."""
 
 
-def all_tries(seed: int, share: float, names: list[str]) -> Iterator[Try]:
-    """Try every fault, or those named."""
-    with tempfile.TemporaryDirectory(prefix="forkmerge-faults-") as folder:
-        suite = Suite.start(Path(folder), seed, share)
-        for function, executor, tries in PLAN:
-            if not names or function.__name__ in names:
+def all_tries(seed: int, share: float, names: list[str], executors: list[str]) -> Iterator[Try]:
+    """Try every fault everywhere, or those named, there where it is asked for."""
+    plan = [each for each in PLAN if (not names or each[0].__name__ in names) and each[1] in executors]
+    needed = [name for name in WORKERS if name == "serial" or any(executor == name for _, executor, _ in plan)]
+    nodes = RayNodes() if "ray" in needed else None
+    try:
+        with tempfile.TemporaryDirectory(prefix="forkmerge-faults-") as folder:
+            suite = Suite.start(Path(folder), seed, share, needed, nodes)
+            for function, executor, tries in plan:
                 yield from function(suite, executor, tries)
+    finally:
+        if nodes is not None:
+            nodes.close()

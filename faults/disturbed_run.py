@@ -1,6 +1,6 @@
 """The run that the fault suite disturbs: small, with everything in it that a checkpoint has to hold.
 
-    python faults/disturbed_run.py FOLDER WORKERS
+    python faults/disturbed_run.py FOLDER WORKERS [ADDRESS OF A RAY CLUSTER]
 
 It goes on where the folder ends, prints a line at every event, and at the end a checksum of all that must be the same.
 """
@@ -30,7 +30,7 @@ def do_nothing(event: object) -> None:
     """Watch no event."""
 
 
-def train(folder: Path, workers: int = 1, on_event: Any = do_nothing) -> str:
+def train(folder: Path, workers: int = 1, on_event: Any = do_nothing, address: str = "") -> str:
     """Run, or go on, and return the checksum of model, coefficients, scores and candidates."""
     algorithm = fm.ForkMerge(
         "per_auxiliary", interval=6, checkpoint="best_so_far", validate_every=2, select="best", refit=True, floor=True
@@ -43,7 +43,7 @@ def train(folder: Path, workers: int = 1, on_event: Any = do_nothing) -> str:
         checkpoint_every=2,
         seed=3,
         threads=1,
-        workers=workers,
+        **({"executor": fm.Ray(workers=workers, address=address)} if address else {"workers": workers}),
         folder=folder,
         resume=True,
         progress=False,
@@ -63,10 +63,10 @@ def checksum(run: fm.Run) -> str:
     return digest.hexdigest()
 
 
-def main(folder: str, workers: str) -> int:
+def main(folder: str, workers: str, address: str = "") -> int:
     torch.set_num_threads(1)
     try:
-        result = train(Path(folder), int(workers), on_event=lambda event: print(EVENT, flush=True))
+        result = train(Path(folder), int(workers), lambda event: print(EVENT, flush=True), address)
     except fm.ForkMergeError as error:
         print(REFUSED, f"{type(error).__name__}: {error}".replace("\n", " "), flush=True)
         return 2

@@ -25,6 +25,8 @@ _FAULTS = """
   as a failure.
 - **worker killed**: SIGKILL of a random worker. The segment is trained again by another one; the run is not resumed
   unless it gave up.
+- **node killed**: SIGKILL of all processes of a simulated node of a Ray cluster, and with them of a worker and of the
+  states that were there; a new node comes up. The run goes on by itself, and is resumed only if it gave up.
 - **stopped for 60 s**: SIGSTOP, and SIGCONT a minute later, of a worker, or of the process itself where there is none.
 - **disk full**: the folder is on a file system of a random size below what it needs. Then it gets room, and the run is
   resumed.

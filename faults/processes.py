@@ -13,7 +13,8 @@ from pathlib import Path
 from disturbed_run import ENDED, EVENT, REFUSED
 
 HERE = Path(__file__).parent
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent / "src")}
+WORKERS = {"serial": 1, "processes": 2, "ray": 2}
+"""Where branches run, and how many at the same time."""
 LONGEST = 600.0  # seconds that one process may take before it counts as one that hangs
 
 
@@ -34,15 +35,26 @@ class End:
     events: int
 
 
-class RunProcess:
-    """One process of the disturbed run."""
+def environment() -> dict[str, str]:
+    """Return the environment of runs, with what a cluster that was started meanwhile needs."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent / "src")}
 
-    def __init__(self, folder: Path, workers: int) -> None:
-        command = [sys.executable, str(HERE / "disturbed_run.py"), str(folder), str(workers)]
+
+class RunProcess:
+    """One process of the disturbed run.
+
+    Args:
+        folder: Of the run.
+        executor: Where branches run.
+        address: Of the Ray cluster, if there.
+    """
+
+    def __init__(self, folder: Path, executor: str, address: str = "") -> None:
+        command = [sys.executable, str(HERE / "disturbed_run.py"), str(folder), str(WORKERS[executor]), address]
         self._log = folder.parent / f"{folder.name}-{time.monotonic_ns()}.log"
         with self._log.open("wb") as log:
             # A file, since nobody may read a pipe while the suite waits.
-            self._process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=ENVIRONMENT)
+            self._process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment())
 
     @property
     def id(self) -> int:
@@ -64,7 +76,7 @@ class RunProcess:
         """Return the ids of its worker processes."""
         ids = []
         for entry in Path("/proc").iterdir():
-            if entry.name.isdigit() and (facts := _facts_of(entry)) is not None:
+            if entry.name.isdigit() and (facts := facts_of(entry)) is not None:
                 parent, command = facts
                 if parent == self._process.pid and "resource_tracker" not in command:
                     ids.append(int(entry.name))
@@ -98,7 +110,7 @@ class RunProcess:
 
 def is_alive(process_id: int) -> bool:
     """Whether a process still runs; one that has ended and that nobody has asked for does not."""
-    facts = _facts_of(Path(f"/proc/{process_id}"))
+    facts = facts_of(Path(f"/proc/{process_id}"))
     return facts is not None
 
 
@@ -119,7 +131,8 @@ def send(process_id: int, number: signal.Signals) -> bool:
     return True
 
 
-def _facts_of(entry: Path) -> tuple[int, str] | None:
+def facts_of(entry: Path) -> tuple[int, str] | None:
+    """Return the parent and the command of a process in /proc; None if it has ended."""
     try:
         state = (entry / "stat").read_text().rsplit(")", 1)[1].split()
         return None if state[0] == "Z" else (int(state[1]), (entry / "cmdline").read_text())

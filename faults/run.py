@@ -1,8 +1,8 @@
 """Kills, stops, fills, truncates and flips what a run is made of, and writes docs/reliability.md.
 
-    ./run faults [NAME ...] [--share 0.1] [--seed 0]
+    ./run faults [NAME ...] [--on ray] [--share 0.1] [--seed 0]
 
-Names are those of the functions in cases.py; with names or a share below 1 the page is printed and not written.
+Names are those of the functions in cases.py; with names, --on or a share below 1 the page is printed and not written.
 """
 
 from __future__ import annotations
@@ -14,13 +14,17 @@ import platform
 import sys
 import time
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
-from cases import PLAN, Try, all_tries
+from cases import PLAN, all_tries
 from page import render
+from processes import WORKERS
+from suite import Try
 
 HERE = Path(__file__).parent
+RAY = f"Ray {version('ray')}"
 RESULTS, PAGE = HERE / "results.json", HERE.parent / "docs" / "reliability.md"
 
 
@@ -29,12 +33,13 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of {', '.join(known)}; all where none is given")
     parser.add_argument("--share", type=float, default=1.0, help="of the tries of a full run, at least one of each")
+    parser.add_argument("--on", nargs="+", choices=list(WORKERS), default=list(WORKERS), help="where branches run")
     parser.add_argument("--seed", type=int, default=0, help="of all random moments")
     options = parser.parse_args(argv)
     if unknown := [name for name in options.names if name not in known]:
         parser.error(f"there is no fault {unknown[0]!r}; these exist: {', '.join(known)}")
     started, tries = time.monotonic(), []
-    for each in all_tries(options.seed, options.share, options.names):
+    for each in all_tries(options.seed, options.share, options.names, options.on):
         tries.append(each)
         say(each, len(tries))
     results = {
@@ -43,11 +48,11 @@ def main(argv: list[str] | None = None) -> int:
         "facts": {
             "minutes": (time.monotonic() - started) / 60,
             "cores": os.cpu_count(),
-            "versions": f"Python {platform.python_version()}, torch {torch.__version__}, {platform.system()}",
+            "versions": f"Python {platform.python_version()}, torch {torch.__version__}, {RAY}, {platform.system()}",
             "not_run": "more than one machine",
         },
     }
-    if options.names or options.share < 1:
+    if options.names or options.share < 1 or set(options.on) != set(WORKERS):
         print(render(results))
     else:
         RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -36,7 +36,7 @@ from forkmerge.report import save_result
 from problems import Stopped, fit, stop_at
 from run_folders import as_earlier_version, without_checksums
 
-FLIPS, REPLACEMENTS = 200, 60
+FLIPS, REPLACEMENTS = 60, 30
 SHOW, SHOW_JSON, REPORT, EXPORT = ["show"], ["show", "--json"], ["report"], ["export", "out"]
 FILES: dict[tuple[str, str], list[list[str]]] = {
     ("runs/finished", "config.json"): [SHOW, SHOW_JSON, REPORT, EXPORT],

@@ -21,13 +21,13 @@ def path() -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(FAULTS))
         yield
-        for name in ("cases", "disturbed_run", "page", "processes"):
+        for name in ("cases", "disturbed_run", "page", "processes", "ray_nodes", "suite"):
             sys.modules.pop(name, None)
 
 
 def test_other_bits_tracebacks_and_hangs_are_failures(tmp_path: Path) -> None:
-    from cases import Suite
     from processes import End
+    from suite import Suite
 
     suite = Suite(tmp_path, "right", {})
     ends = {
@@ -48,8 +48,9 @@ def test_other_bits_tracebacks_and_hangs_are_failures(tmp_path: Path) -> None:
 
 
 def test_a_folder_with_a_flipped_bit_is_judged_by_its_resume(tmp_path: Path) -> None:
-    from cases import DAMAGES, Suite, _resumed
+    from cases import DAMAGES, _resumed
     from disturbed_run import train
+    from suite import Suite
 
     expected = train(tmp_path / "whole" / "run")
     path = tmp_path / "whole" / "run" / "model.safetensors"
@@ -62,7 +63,7 @@ def test_a_folder_with_a_flipped_bit_is_judged_by_its_resume(tmp_path: Path) -> 
 
 
 def test_moments_are_the_same_in_every_run_of_the_suite(tmp_path: Path) -> None:
-    from cases import Suite
+    from suite import Suite
 
     drawn = [[d.random() for d in Suite(tmp_path, "", {}, seed=1).draws("driver killed", 3)] for _ in range(2)]
     assert drawn[0] == drawn[1]
@@ -73,7 +74,15 @@ def test_moments_are_the_same_in_every_run_of_the_suite(tmp_path: Path) -> None:
 def test_a_full_run_has_the_kills_that_the_page_promises() -> None:
     from cases import PLAN
 
-    assert sum(tries for function, _, tries in PLAN if function.__name__.startswith("kill")) >= 50
+    kills = [(executor, tries) for function, executor, tries in PLAN if function.__name__.startswith("kill")]
+    assert sum(tries for executor, tries in kills if executor != "ray") >= 50
+    assert sum(tries for executor, tries in kills if executor == "ray") >= 15
+    assert {function.__name__ for function, executor, _ in PLAN if executor == "ray"} >= {
+        "kill_driver",
+        "kill_worker",
+        "kill_node",
+        "stop_worker",
+    }
 
 
 def test_the_page_counts_and_puts_failures_first() -> None:

@@ -17,12 +17,6 @@ from paths import ROOT
 
 pytestmark = pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is a device of Linux")
 
-QUICK_DEMO = """
-import functools, sys
-from forkmerge.cli import demo, main
-demo.run_demo = functools.partial(demo.run_demo, steps=8)
-main()
-"""
 LOST, BROKEN = 74, 141
 
 
@@ -32,9 +26,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def call(
-    folder: Path, words: str, redirections: str, script: str = "from forkmerge.cli import main; main()"
-) -> tuple[int, str, str]:
+def call(folder: Path, words: str, redirections: str) -> tuple[int, str, str]:
     """The exit code of a command, and what came through of its output; `3` is a pipe without a reader."""
     reader, writer = os.pipe()
     os.close(reader)
@@ -45,7 +37,7 @@ def call(
         "FORKMERGE_COMMAND": "forkmerge",
     }
     shell = ["bash", "-c", f'exec "$@" {redirections.replace("3", str(writer))}', "bash"]
-    command = [*shell, sys.executable, "-c", script, *words.split()]
+    command = [*shell, sys.executable, "-m", "forkmerge.cli", *words.split()]
     try:
         done = subprocess.run(
             command, cwd=folder, env=environment, pass_fds=[writer], capture_output=True, text=True, timeout=300
@@ -84,15 +76,10 @@ def test_a_comparison_is_made_with_everything_closed(folder: Path) -> None:
 
 
 def test_a_diagnosis_is_made_with_a_full_disk_for_its_output(folder: Path) -> None:
-    code, _, shown = call(folder, "diagnose tiny:recipe --budget 20s --out d", ">/dev/full")
+    code, _, shown = call(folder, "diagnose tiny:recipe --budget 10s --out d", ">/dev/full")
     assert code == LOST
     assert "Traceback" not in shown
     assert (folder / "d/diagnosis.json").exists()
-
-
-def test_a_demo_is_made_without_a_reader(folder: Path) -> None:
-    assert call(folder, "demo --seeds 1 --workers 1 --out e", ">&3 2>&3", QUICK_DEMO)[0] == BROKEN
-    assert (folder / "e/results.json").exists()
 
 
 def test_an_error_keeps_its_own_exit_code(folder: Path) -> None:
