@@ -296,6 +296,30 @@ def cut(executor: SerialExecutor, folder: Path) -> tuple[list[dict[str, Tensor]]
     ]
 
 
+class Names(SerialExecutor):
+    """Keeps what calls are called."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def submit(self, payload: Any, handles: Sequence[Handle] = (), *, name: str = "call", note: Any = None) -> Handle:
+        self.names.append(name)
+        return super().submit(payload, handles, name=name, note=note)
+
+
+def test_a_dashboard_shows_round_branch_and_steps(folder: Path) -> None:
+    executor = Names()
+    with open_branches(deadly_job(folder), executor) as execution:
+        state = execution.binding.initial()
+        list(execution.train(LONG[:1], [state], "round 3"))
+        execution.measure([state, state], [MeasureRequest((0.25, 0.75))])
+    name = LONG[0].mixture.name
+    assert executor.names == [
+        f"round 3: branch {name!r} at steps 0 to 40",
+        "round 3: measuring coefficients 0.25, 0.75 at step 40",
+    ]
+
+
 class TestParts:
     def test_a_segment_in_parts_is_the_segment(self, folder: Path) -> None:
         executor = Pieces()

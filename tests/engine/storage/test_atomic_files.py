@@ -19,7 +19,7 @@ from torch import Tensor
 
 from disk_faults import Faults, Killed
 from forkmerge.engine.storage import atomic_files
-from forkmerge.engine.storage.atomic_files import Damage, read_tensors, unseal, write_tensors
+from forkmerge.engine.storage.atomic_files import Damage, read_tensors, safe_name, unseal, write_tensors
 from forkmerge.engine.storage.json_codec import JSON, seal
 from forkmerge.engine.storage.run_folder import write_atomically
 from forkmerge.errors import StoreError
@@ -328,3 +328,13 @@ def test_a_sealed_file_says_why_it_cannot_be_read(tmp_path: Path) -> None:
         path.write_bytes(text)
         with pytest.raises(Damage, match=r"^manifest\.json: "):
             unseal(path)
+
+
+@pytest.mark.parametrize("text", ["a/b", "../up", ".hidden", "sp ace", "ünï", "a" * 90 + "/"])
+def test_names_stay_inside_their_folder(text: str) -> None:
+    name = safe_name(text)
+    assert Path(name).name == name
+    assert name.isascii()
+    assert not name.startswith(".")
+    assert safe_name(text + "x") != name
+    assert safe_name("torchjd:UPGrad") == "torchjd-UPGrad"

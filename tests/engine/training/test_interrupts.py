@@ -145,6 +145,22 @@ def test_a_handler_of_the_users_own_stays() -> None:
         signal.signal(signal.SIGINT, before)
 
 
+def test_the_handler_that_ray_sets_waits_for_the_checkpoint() -> None:
+    def end(number: int, frame: Any) -> None:
+        raise SystemExit(number)
+
+    end.__module__ = "ray._private.worker"  # as ray.init has it, called by the user before training
+    signal.signal(signal.SIGTERM, end)
+    try:
+        with pytest.raises(SystemExit), held_back(lambda: None):  # noqa: PT012
+            signal.raise_signal(signal.SIGTERM)
+            assert is_stop_requested()
+            stop_now()
+        assert signal.getsignal(signal.SIGTERM) is end
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 def test_workers_are_asked_once_and_a_second_interrupt_ends_at_once() -> None:
     asked: list[bool] = []
     with pytest.raises(KeyboardInterrupt), held_back(lambda: asked.append(True)):  # noqa: PT012

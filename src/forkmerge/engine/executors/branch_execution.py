@@ -14,14 +14,13 @@ from forkmerge.engine.executors.load_balance import Part, divide
 from forkmerge.engine.executors.parallel_calls import using_threads
 from forkmerge.engine.executors.pending_calls import CallLost, PendingCall, PendingCalls
 from forkmerge.engine.merging.measure_candidate import Measurement, MeasureRequest
-from forkmerge.engine.training.branch import BranchResult
+from forkmerge.engine.training.branch import BranchResult, join_results
 from forkmerge.engine.training.interrupts import is_stop_requested
 from forkmerge.engine.training.model_binding import ModelBinding
 from forkmerge.engine.training.release_memory import thrifty
 from forkmerge.engine.training.state import State
 from forkmerge.errors import ProblemError
 from forkmerge.problem.batches import check_loaders
-from forkmerge.problem.exact_sum import add_exactly, rounded
 
 _FIRST_SHARE = 16  # the first 1/16 of the first round shows what a step of every branch takes
 
@@ -73,12 +72,15 @@ class BranchExecution:
         self.job, self.binding, self.problem = here.job, here.binding, here.problem
         # Over all steps of a branch, because single segments are noisy on a busy machine.
         self._spent: dict[tuple[str, ...], tuple[float, int]] = {}  # seconds, steps
+        self._moment = ""
 
     def train(self, segments: Sequence[Segment], states: Sequence[State], moment: str = "") -> Iterator[BranchResult]:
         """Train every branch for its segment, changing its state; results come in the order of the branches.
 
-        Where a stop is requested, segments end at their next step. `moment` is for the names of calls: "round 3".
+        Where a stop is requested, segments end at their next step. `moment` is for the names of calls, also of what is
+        measured next: "round 3".
         """
+        self._moment = moment
         branches = [_Branch(segment, state) for segment, state in zip(segments, states, strict=True)]
         calls, branch_of, next_out = PendingCalls(self.executor), dict[PendingCall, _Branch](), 0
         for parts in self._parts(branches):
@@ -100,7 +102,9 @@ class BranchExecution:
         # With the states' own dicts: rows that the executor moves to other memory are moved in the states themselves.
         weights = [self.executor.put(State(state.step, state.rows, state.buffers)) for state in states]
         calls = PendingCalls(self.executor)
-        submitted = [calls.submit(request, weights, name=_name_of(request)) for request in requests]
+        step = max(state.step for state in states)
+        names = [f"{_named(self._moment)}{_coefficients(request)} at step {step}" for request in requests]
+        submitted = [calls.submit(each, weights, name=name) for each, name in zip(requests, names, strict=True)]
         measured = {call: _result_of(call) for call in calls}
         return [measured[call] for call in submitted]
 
@@ -134,39 +138,21 @@ class BranchExecution:
         with _explained_loss():
             calls.fetch(branch.last, branch.state)
         self.binding.place(branch.state)
-        first, *others = branch.results
-        if not others:
-            return first
-        sums, counts = dict(first.sums), dict(first.counts)
-        reports = {what: dict(by_task) for what, by_task in first.reports.items()}
-        for result in others:
-            for task, part in result.sums.items():
-                sums[task] = add_exactly(sums.get(task, []), part)
-                counts[task] = counts.get(task, 0) + result.counts[task]
-            for what, by_task in result.reports.items():
-                total = reports.setdefault(what, {})
-                for task, count in by_task.items():
-                    total[task] = total.get(task, 0) + count
-        return replace(
-            first,
-            losses={task: rounded(part) / counts[task] for task, part in sums.items()},
-            sums=sums,
-            counts=counts,
-            seconds=sum(result.seconds for result in branch.results),
-            reports=reports,
-            steps=sum(result.steps for result in branch.results),
-            bad_steps={task: step for result in reversed(branch.results) for task, step in result.bad_steps.items()},
-        )
+        return join_results(branch.results)
 
 
-def _name_of(request: MeasureRequest) -> str:
+def _named(moment: str) -> str:
+    return f"{moment}: " if moment else ""
+
+
+def _coefficients(request: MeasureRequest) -> str:
     return f"measuring coefficients {', '.join(f'{value:g}' for value in request.coefficients)}"
 
 
 def _submit(calls: PendingCalls, branch: _Branch, steps: int, moment: str) -> PendingCall:
     """Submit the next steps of a branch: from its state or from where the part before ends, whether or not it has."""
     start = branch.start + branch.submitted
-    name = f"{moment}{': ' * bool(moment)}branch {branch.segment.mixture.name!r} at steps {start} to {start + steps}"
+    name = f"{_named(moment)}branch {branch.segment.mixture.name!r} at steps {start} to {start + steps}"
     # A state is put when its first part is submitted: workers begin with that while others are put.
     begin = calls.executor.put(branch.state) if branch.last is None else branch.last
     call = calls.submit(replace(branch.segment, steps=steps), [begin], name=name)

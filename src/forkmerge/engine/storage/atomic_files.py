@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -189,6 +190,14 @@ def remove_unfinished(folder: Path) -> None:
     """Remove what a kill has left in a folder and in those one level below."""
     for item in (*folder.glob(f"{TEMPORARY}*"), *folder.glob(f"*/{TEMPORARY}*")):
         remove(item)
+
+
+def safe_name(text: str) -> str:
+    """Return a name for a file or folder; where characters had to go, a checksum keeps it unique."""
+    name = re.sub(r"[^A-Za-z0-9._+,=-]", "-", text.replace(":", "-")).lstrip(".-")
+    if name == text.replace(":", "-"):
+        return name
+    return f"{name[:60]}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
 
 
 def check_entries(folder: Path) -> None:

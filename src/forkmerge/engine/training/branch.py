@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from forkmerge.engine.training.learning_rates import Anneal
 from forkmerge.engine.training.model_binding import ModelBinding
@@ -11,6 +12,7 @@ from forkmerge.engine.training.options import Mixture, Training
 from forkmerge.engine.training.state import State
 from forkmerge.engine.training.step_loop import StepLoop
 from forkmerge.problem.definition import Problem
+from forkmerge.problem.exact_sum import add_exactly, rounded
 from forkmerge.problem.randomness import derive, random_state_kept
 
 
@@ -39,6 +41,33 @@ class BranchResult:
     reports: dict[str, dict[str, int]] = field(default_factory=dict)
     bad_steps: dict[str, int] = field(default_factory=dict)
     steps: int = 0
+
+
+def join_results(results: Sequence[BranchResult]) -> BranchResult:
+    """Return what segments of a branch, one after the other, give as one: the same as if it had not been cut."""
+    first, *others = results
+    if not others:
+        return first
+    sums, counts = dict(first.sums), dict(first.counts)
+    reports = {what: dict(by_task) for what, by_task in first.reports.items()}
+    for result in others:
+        for task, part in result.sums.items():
+            sums[task] = add_exactly(sums.get(task, []), part)
+            counts[task] = counts.get(task, 0) + result.counts[task]
+        for what, by_task in result.reports.items():
+            total = reports.setdefault(what, {})
+            for task, count in by_task.items():
+                total[task] = total.get(task, 0) + count
+    return replace(
+        first,
+        losses={task: rounded(part) / counts[task] for task, part in sums.items()},
+        sums=sums,
+        counts=counts,
+        seconds=sum(result.seconds for result in results),
+        reports=reports,
+        steps=sum(result.steps for result in results),
+        bad_steps={task: step for result in reversed(results) for task, step in result.bad_steps.items()},
+    )
 
 
 def train_branch(

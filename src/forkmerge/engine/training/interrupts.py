@@ -71,15 +71,14 @@ def hear_interrupts() -> None:
 def held_back(forward: Callable[[], None]) -> Iterator[None]:
     """Hold the first Ctrl-C or SIGTERM inside back until `stop_now` is called.
 
-    Only where it would end the program: whoever has a handler of their own keeps it. Other threads than the main one
-    cannot have handlers, so there nothing is held back.
+    Only where it would end the program, by Python's handler or Ray's: whoever has one of their own keeps it. Other
+    threads than the main one cannot have handlers, so there nothing is held back.
 
     Args:
         forward: Called when there is one, to ask worker processes, too.
     """
     before = {number: signal.getsignal(number) for number in _SIGNALS}
-    ends = (signal.default_int_handler, signal.SIG_DFL, terminate)
-    mine = {int(n): handler for n, handler in before.items() if handler in ends or isinstance(handler, InterruptOnce)}
+    mine = {int(number): handler for number, handler in before.items() if _ends_program(handler)}
     if threading.current_thread() is not threading.main_thread() or not mine:
         yield
         return
@@ -115,6 +114,12 @@ def stop_now(number: int | None = None) -> None:
     if callable(handler) and handler is not signal.SIG_DFL:
         handler(number, None)
     signal.raise_signal(number)
+
+
+def _ends_program(handler: Any) -> bool:
+    if handler in (signal.default_int_handler, signal.SIG_DFL, terminate) or isinstance(handler, InterruptOnce):
+        return True
+    return str(getattr(handler, "__module__", "")).split(".")[0] == "ray"  # ray.init sets one for SIGTERM
 
 
 def _restore() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from forkmerge.engine.training.batchnorm import BatchNorm
 from forkmerge.engine.training.module_checks import check_module
 from forkmerge.engine.training.release_memory import give_back
+from forkmerge.engine.training.remote_rows import RemoteRows
 from forkmerge.engine.training.shards import is_sharded, local_of, plain_name, reshard, sharded_like
 from forkmerge.engine.training.state import Layout, State
 from forkmerge.errors import ProblemError
@@ -100,9 +101,10 @@ class ModelBinding:
         """Move a state that was read from disk or another process to the devices of the module."""
         for row_slice, parameter in zip(self.layout.slices, self.layout.parameters, strict=True):
             state.rows[row_slice.row] = state.rows[row_slice.row].to(parameter.device)
-            for name, row in state.optimizer_rows.items():
-                if name.endswith("/" + row_slice.row):
-                    state.optimizer_rows[name] = row.to(parameter.device)
+        if isinstance(state.optimizer_rows, RemoteRows):
+            state.optimizer_rows.when_here(self._place_rows)
+        else:
+            self._place_rows(state.optimizer_rows)
         for name, buffer in state.buffers.items():
             own = self.own_buffers.get(name)
             state.buffers[name] = buffer if own is None else buffer.to(own.device)
@@ -113,6 +115,11 @@ class ModelBinding:
                 if isinstance(value, Tensor) and (key != "step" or on_device):  # torch keeps plain counters on the CPU
                     entry[key] = value.to(self.layout.parameters[index].device)
         return state
+
+    def _place_rows(self, rows: MutableMapping[str, Tensor]) -> None:
+        devices = {s.row: p.device for s, p in zip(self.layout.slices, self.layout.parameters, strict=True)}
+        for name, row in rows.items():
+            rows[name] = row.to(devices.get(name.split("/", 1)[-1], row.device))
 
     def attach(self, state: State) -> None:
         """Point the module, and the optimizer where the state has one, at a state; nothing is copied but buffers."""

@@ -15,6 +15,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from forkmerge.engine.training.state import State
+
 _MMAP_THRESHOLD = -3  # glibc's name for: larger blocks get a mapping of their own
 SMALLEST = 1 << 20  # bytes: less is not worth the trouble
 LARGE = 1 << 25  # bytes: blocks above this have mappings of their own anyway
@@ -82,6 +84,11 @@ class MappedRows:
             return row.clone()
         self._maps.append(mapped)
         return torch.frombuffer(mapped, dtype=row.dtype).copy_(row)
+
+    def copy(self, state: State) -> State:
+        """Return a copy of the weights that need not stay in memory while nobody reads them."""
+        rows = {name: self.hold(row) for name, row in state.rows.items()}
+        return State(state.step, rows, {name: buffer.clone() for name, buffer in state.buffers.items()})
 
     def rest(self) -> None:
         """Let go of the memory; the next read brings it back from the file."""

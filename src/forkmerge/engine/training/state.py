@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from forkmerge.engine.training.remote_rows import RemoteRows
 from forkmerge.engine.training.shards import is_sharded, local_of, plain_name, reshard, wrapper_prefix
 from forkmerge.errors import ProblemError
 
@@ -106,7 +107,7 @@ class State:
     step: int
     rows: dict[str, Tensor]
     buffers: dict[str, Tensor] = field(default_factory=dict)
-    optimizer_rows: dict[str, Tensor] = field(default_factory=dict)
+    optimizer_rows: MutableMapping[str, Tensor] = field(default_factory=dict)
     optimizer_slots: dict[str, list[int]] = field(default_factory=dict)
     optimizer_loose: dict[int, dict[str, Any]] = field(default_factory=dict)
     groups: list[dict[str, Any]] = field(default_factory=list)
@@ -147,13 +148,18 @@ class State:
 
     def is_finite(self, *, optimizer: bool = False) -> bool:
         """Whether no parameter, nor the optimizer's memory if asked for, is infinite or NaN."""
-        rows = [*self.rows.values(), *(self.optimizer_rows.values() if optimizer else ())]
+        rows, others = list(self.rows.values()), self.optimizer_rows if optimizer else {}
+        if isinstance(others, RemoteRows) and not others.is_here:
+            others = {} if others.are_finite else others.here
+        rows += others.values()
         # In pieces: on a whole row the test's own temporaries would be the peak of a run's memory.
         return all(_is_finite(piece) for row in rows for piece in row.split(_PIECE))
 
     def to_value(self) -> dict[str, Any]:
         """Return plain nested data (with tensors) for the store."""
-        return {item.name: getattr(self, item.name) for item in fields(self)}
+        value = {item.name: getattr(self, item.name) for item in fields(self)}
+        rows = self.optimizer_rows
+        return {**value, "optimizer_rows": rows.here if isinstance(rows, RemoteRows) else rows}
 
     @classmethod
     def from_value(cls, value: dict[str, Any]) -> State:

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 import forkmerge as fm
 from _asserts import assert_same_run
 from forkmerge.engine.executors.pending_calls import PendingCalls
+from forkmerge.engine.executors.ray.executor import RayExecutor
+from forkmerge.engine.training.remote_rows import RemoteRows
 from forkmerge.testing import check_executor, same_state
 from forkmerge.testing.executor_conformance import CheckWorker
 from forkmerge.testing.small_training import train_small
@@ -139,3 +141,101 @@ def test_what_cannot_be_sent_is_said_before_training(on_ray: fm.Ray) -> None:
         fm.ProblemError, match=r"workers on Ray need a problem, model and optimizer that pickle.*generator"
     ):
         fit(None, problem, executor=on_ray)
+
+
+class TestRowsThatStay:
+    """The optimizer's rows stay with their worker until somebody here reads them."""
+
+    def test_they_come_when_they_are_read(self, on_ray: fm.Ray) -> None:
+        state = train_small(None, cuts=(0, 0)).state
+        with on_ray.open(1) as executor:
+            executor.start(CheckWorker)
+            for _ in range(2):
+                _train(executor, state, 2)
+                assert isinstance(state.optimizer_rows, RemoteRows)
+                assert not state.optimizer_rows.is_here
+                assert state.is_finite(optimizer=True)
+                assert not state.optimizer_rows.is_here
+            assert same_state(state, train_small(None, cuts=(0, 4)).state)
+
+    def test_a_run_reads_them_for_checkpoints_alone(
+        self, on_ray: fm.Ray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        brought, bring = [], RayExecutor._bring
+        monkeypatch.setattr(RayExecutor, "_bring", lambda *words: brought.append(words[1].name) or bring(*words))
+        merges = fm.ForkMerge(interval=4, optimizer_state="keep")
+        fit(merges, optimizer=ADAM, steps=12, executor=on_ray)
+        assert brought == []
+        fit(merges, optimizer=ADAM, steps=12, executor=on_ray, folder=tmp_path / "run")
+        assert len(brought) == 6
+
+    def test_those_that_went_with_their_node_are_made_again(self, on_ray: fm.Ray) -> None:
+        state = train_small(None, cuts=(0, 0)).state
+        with on_ray.open(1) as executor:
+            executor.start(CheckWorker)
+            _train(executor, state, 2)
+            _ = dict(state.optimizer_rows)  # as for a checkpoint
+            for _ in range(2):
+                _train(executor, state, 2)
+            _lose(state)
+            assert same_state(state, train_small(None, cuts=(0, 6)).state)
+            _train(executor, state, 1)
+            _lose(state)
+            _train(executor, state, 1)
+            assert same_state(state, train_small(None, cuts=(0, 8)).state)
+
+    def test_those_of_weights_that_were_merged_since_are_made_again_from_the_merge(self, on_ray: fm.Ray) -> None:
+        def scale(state: Any) -> None:
+            for row in state.rows.values():
+                row.mul_(0.5)
+
+        expected, state = (train_small(None, cuts=(0, 0)).state for _ in range(2))
+        with on_ray.open(1) as executor:
+            executor.start(CheckWorker)
+            for _ in range(3):
+                expected = train_small(None, cuts=(0, 2), state=expected).state
+                scale(expected)
+                _train(executor, state, 2)
+                scale(state)
+            _lose(state)
+            assert same_state(state, expected)
+
+    def test_so_many_losses_of_one_call_are_an_error(self, on_ray: fm.Ray) -> None:
+        state = train_small(None, cuts=(0, 0)).state
+        with fm.Ray(workers=1, attempts=1).open() as executor:
+            executor.start(CheckWorker)
+            _train(executor, state, 2)
+            _lose(state)
+            with pytest.raises(fm.ProblemError, match=r"2 steps was done 1 times, the last with the loss of the node"):
+                dict(state.optimizer_rows)
+
+    def test_not_too_many_calls_have_to_be_made_again(self, on_ray: fm.Ray) -> None:
+        state = train_small(None, cuts=(0, 0)).state
+        with on_ray.open(1) as executor:
+            executor.start(CheckWorker)
+            are_here = []
+            for _ in range(9):
+                _train(executor, state, 1)
+                are_here.append(state.optimizer_rows.is_here)  # type: ignore[attr-defined]
+        assert are_here == [False] * 7 + [True, False]
+
+
+def _train(executor: RayExecutor, state: Any, steps: int) -> None:
+    call = executor.submit(("train", steps), [executor.put(state)], name=f"{steps} steps")
+    executor.result(call)
+    executor.fetch(call, state)
+
+
+def _lose(state: Any) -> None:
+    """Let all that calls left in the cluster on the way to a state be gone; what this process has put is not."""
+    call = state.optimizer_rows.source
+    while call is not None:
+        call.rows = call.optimizer_rows = gone()
+        given = call.made_from[0] if call.made_from else None
+        if given is None:
+            return
+        if given.source is not None:
+            given.source.rows = given.source.optimizer_rows = given.optimizer_rows = gone()
+        if given.maker is not None:
+            given.rows = gone() if given.source is None else given.source.rows
+        call = given.source

@@ -194,10 +194,11 @@ class CallThread:
 
     def _answer(self, number: int, answer: Answer, is_taken: bool, say: Callable[[Any], None]) -> None:
         data, state = ray.cloudpickle.dumps(answer.data), answer.state
+        rows = {} if state is None else state.optimizer_rows
         if state is None:
-            say(("done", (data, None)))
+            say(("done", (data, None, True)))
         else:
-            say(("done", (data, rest_to_wire(state))))
+            say(("done", (data, rest_to_wire(state), State(0, {}, optimizer_rows=rows).is_finite(optimizer=True))))
             say(to_arrays(state.rows))
             say(to_arrays(state.optimizer_rows))
             on_cpu = all(row.device.type == "cpu" for row in (*state.rows.values(), *state.optimizer_rows.values()))

@@ -56,6 +56,7 @@ class RayWorker:
         job: The call.
         node: The id of its node, once that is known.
         is_ready: Whether it can do calls.
+        holds: The number of the call whose optimizer rows it has.
     """
 
     actor: Any
@@ -66,6 +67,7 @@ class RayWorker:
     is_ready: bool = False
     process: int = 0
     starts: int = 0
+    holds: int | None = None
     _handle: Any = field(default=None, init=False)
     _waits_for: Any = field(default=None, init=False)
     _end: Any = field(default=None, init=False)
@@ -93,7 +95,7 @@ class RayWorker:
 
     def begin(self, job: Any, message: RayCall) -> None:
         """Hand over a call."""
-        self.job, self._end, self._rows = job, None, []
+        self.job, self._end, self._rows, self.holds = job, None, [], None
         self._waits_for = self._handle.do.options(num_returns="streaming", name=job.name).remote(message)
 
     def advance(self) -> CallEvent | None:
@@ -124,7 +126,7 @@ class RayWorker:
             return False
         if self.make is not None:
             self._handle.release.remote()
-        self.is_ready, self.make = False, None
+        self.is_ready, self.make, self.holds = False, None, None
         return True
 
     def end(self) -> None:
@@ -134,7 +136,7 @@ class RayWorker:
         self._handle = self._waits_for = None
 
     def _start(self) -> None:
-        self.node, self.is_ready, self.job = "", False, None
+        self.node, self.is_ready, self.job, self.holds = "", False, None, None
         self._handle = self.actor.remote()
         self._waits_for = self._handle.facts.remote()
 
@@ -173,10 +175,10 @@ class RayWorker:
         job, self.job, self._waits_for = self.job, None, None
         if kind != "end":
             return CallEvent(kind, job, value)
-        data, rest = self._end
+        data, rest, are_finite = self._end
         rows, optimizer_rows = self._rows or (None, None)
         self._end, self._rows = None, []
-        return CallEvent("done", job, (_loads(data), rest), rows, optimizer_rows)
+        return CallEvent("done", job, (_loads(data), rest, are_finite), rows, optimizer_rows)
 
     def _lost(self, reason: str) -> CallEvent | None:
         """Put a new actor in the place of one that is gone."""
