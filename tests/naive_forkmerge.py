@@ -131,6 +131,20 @@ def take_turns(
     return staying + queue[:called], queue[called:]
 
 
+def halve(
+    left: list[str], shares: dict[str, float], queue: list[str], places: int
+) -> tuple[list[str], list[str], list[str]]:
+    """Who is trained next, who waits, and who is left: an empty queue ends a pass, which the better half survives."""
+    best_first = sorted(left, key=lambda name: -shares.get(name, 0.0))
+    if not queue:
+        survivors = best_first[: max(places, (len(left) + 1) // 2)]
+        left = queue = [name for name in left if name in survivors]
+    called, queue = queue[:places], queue[places:]
+    while len(called) < places:
+        called = [*called, next(name for name in best_first if name in left and name not in called)]
+    return called, queue, left
+
+
 def naive_forkmerge(
     problem: fm.Problem,
     net: Callable[[], nn.Module],
@@ -145,6 +159,7 @@ def naive_forkmerge(
     always_kept: str | None = None,
     replay: Naive | None = None,
     per_round: int | None = None,
+    turns: str = "rotation",
     previous_merges: int = 0,
     average_iterates: int = 0,
     layer_groups: Mapping[str, str] | None = None,
@@ -160,6 +175,7 @@ def naive_forkmerge(
     auxiliaries = {name: sum(task != problem.target for task in weights) for name, weights in mixtures.items()}
     partial = [name for name, count in auxiliaries.items() if 0 < count < len(problem.tasks) - 1]
     queue = [] if per_round is None else partial[per_round:]
+    survivors, seen = partial, dict[str, float]()
     models = {name: copy.deepcopy(first).train() for name in mixtures if name not in queue}
     optimizers = {name: optimizer(model) for name, model in models.items()}
     judge, validation = copy.deepcopy(first).eval(), problem.target_validation
@@ -223,7 +239,11 @@ def naive_forkmerge(
         if replay is not None:
             left = replay.kept[t // interval]
         elif per_round is not None and t + interval < steps:
-            left, queue = take_turns([name for name in models if name in partial], shares, queue, per_round)
+            seen.update({name: shares[name] for name in models if name in partial})
+            if turns == "halving":
+                left, queue, survivors = halve(survivors, seen, queue, per_round)
+            else:
+                left, queue = take_turns([name for name in models if name in partial], shares, queue, per_round)
             left += [name for name in mixtures if name not in partial]
         elif prune_to is not None and t // interval + 1 == prune_after:
             ranked = sorted(models, key=lambda name: (name != always_kept, -shares[name]))

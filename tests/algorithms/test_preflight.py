@@ -139,6 +139,16 @@ class TestLosses:
         dataset = TensorDataset(inputs, labels.to(dtype))
         refused("labels of stream 'all' have type .* classes as integers", None, shared_problem(dataset))
 
+    @pytest.mark.parametrize("column", ["input", "label"])
+    def test_text_where_numbers_are_wanted(self, refused: Refuse, column: str) -> None:
+        inputs, labels = examples(16, 1)
+        pairs = [("a sentence", y) if column == "input" else (x, "cat") for x, y in zip(inputs, labels, strict=True)]
+        told = r"stream 'all' gives text where numbers are wanted \(the batch is .*str.*turn it into numbers"
+        refused(told, None, problem_with(dataset=pairs))
+        validation = fm.Evaluation(pairs, {"m": lambda p, t: (p.argmax(-1) == t.flatten()).float().mean()})
+        told = r"the validation data of 'tgt' gives text where numbers are wanted \(.*str"
+        refused(told, None, shared_problem(validation=validation))
+
     def test_another_error_of_the_loss_is_the_users_own(self, refused: Refuse) -> None:
         def broken(*arguments: Any) -> Any:
             raise KeyError("labels")

@@ -13,11 +13,11 @@ from _asserts import assert_same_bits, bits
 from compare_problem import recipe
 from forkmerge.engine.executors import devices
 from forkmerge.engine.storage.run_folder import RunFolder
+from forkmerge.experiments import comparison as comparison_module
 from forkmerge.experiments import comparison_run as trial_module
 from forkmerge.experiments.comparison import Comparison, plan_comparison, run_comparison
-from forkmerge.experiments.comparison_run import safe_name
 from forkmerge.experiments.run_results import RunResult, read_run_results
-from problems import Stopped
+from problems import Stopped, counting_steps
 
 PROBLEM = "compare_problem:recipe"
 
@@ -81,11 +81,14 @@ def test_every_worker_runs_on_a_device_of_its_own(tmp_path, monkeypatch):
     assert not any(o.error for o in found)
 
 
-@pytest.mark.parametrize("text", ["a/b", "../up", ".hidden", "sp ace", "ünï", "a" * 90 + "/"])
-def test_names_stay_inside_their_folder(text):
-    name = safe_name(text)
-    assert Path(name).name == name
-    assert name.isascii()
-    assert not name.startswith(".")
-    assert safe_name(text + "x") != name
-    assert safe_name("torchjd:UPGrad") == "torchjd-UPGrad"
+def test_what_runs_have_in_common_until_their_first_merge_is_trained_once(tmp_path, monkeypatch):
+    with counting_steps(monkeypatch) as together:
+        compared(tmp_path / "one", targets="tgt,aux", seeds=1)
+    assert not (tmp_path / "one" / ".shared").exists()
+    real = comparison_module.ComparisonRun
+    monkeypatch.setattr(comparison_module, "ComparisonRun", lambda *fields: real(*fields[:-1], shares=False))
+    with counting_steps(monkeypatch) as apart:
+        compared(tmp_path / "two", targets="tgt,aux", seeds=1)
+    # The first rounds of "alone" of each target and of "joint" of both, each in two methods.
+    assert apart.count("alone") - together.count("alone") == 2
+    assert apart.count("joint") - together.count("joint") == 3

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import forkmerge as fm
-from forkmerge.experiments.recipe import recipe_from
+from forkmerge.experiments.recipe import data_key, load_recipe, recipe_from, source_for
 from problems import evaluation, plain_net, shared_problem
 
 
@@ -131,3 +131,13 @@ def test_development_puts_a_part_of_the_training_data_in_the_place_of_the_test_d
 def test_development_is_true_or_false() -> None:
     with pytest.raises(fm.ConfigError, match="development must be true or false, got 'maybe'"):
         fm.load_recipe("compare_problem:recipe", {"development": "maybe"})
+
+
+def test_data_may_depend_on_a_target_that_the_recipe_takes():
+    source = load_recipe("compare_problem:recipe").source
+    keys = {data_key(source_for(source, seed, target)) for seed in (0, 1) for target in ("tgt", "aux")}
+    assert len(keys) == 2, "the seeds'"
+    aimed = load_recipe("compare_problem:aimed_recipe").source
+    assert len({data_key(source_for(aimed, 0, target)) for target in ("tgt", "aux")}) == 2
+    other = {"settings": {**source["settings"], "algorithm": {"interval": 2}}}
+    assert data_key({**source, **other}) == data_key(source)

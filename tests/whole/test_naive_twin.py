@@ -66,7 +66,7 @@ def both(
         twin = naive_forkmerge(on, double_net, optimizer, mixtures, always_kept=kept, **common, **options)
         if refit:
             union = on.with_validation_labels()
-            free = ("per_round", "previous_merges", "average_iterates", "layer_groups")
+            free = ("per_round", "turns", "previous_merges", "average_iterates", "layer_groups")
             turns = {name: options[name] for name in free if name in options}
             again = naive_forkmerge(union, double_net, optimizer, mixtures, replay=twin, **common, **turns)
             both_runs = (
@@ -197,3 +197,10 @@ def test_all_of_them_together() -> None:
     options = {"previous_merges": 2, "average_iterates": 2, "layer_groups": {"lower": "body.0"}}
     for seed in range(2):
         assert_same(*both(THREE, interval=4, seed=seed, refit=True, **options))
+
+
+@pytest.mark.parametrize(("per_round", "refit"), [(1, True), (2, False)])
+def test_branches_that_take_turns_by_halving(per_round: int, refit: bool) -> None:
+    run, twin = both(FOUR, interval=2, steps=16, per_round=per_round, turns="halving", refit=refit)
+    assert_same(run, twin)
+    assert run.searched[-1].branches.keys() < {name for r in run.searched for name in r.branches}

@@ -186,6 +186,11 @@ class RunState:
         """The round's mean loss per task."""
         return {task: rounded(parts) / count for task, (parts, count) in self.losses.get(branch, {}).items()}
 
+    def earlier_merges(self, names: Sequence[str]) -> dict[str, State]:
+        """Copies of the merges that the next one may take something of, by name: it is built where the last one is."""
+        states = [self.merged.weights(), *self.earlier] if names else []
+        return dict(zip(names, states, strict=False))  # as many as there have been
+
     def keep(self, names: Collection[str]) -> None:
         """Drop all branches but those of the given names."""
         pairs = zip(self.mixtures, self.branches, strict=True)

@@ -18,12 +18,12 @@ from forkmerge.algorithms.fit import (
     Algorithm,
     ModelOrFactory,
     build_model,
-    check_numbers,
     check_problem,
     finished_event,
     one_at_a_time,
     training_options,
 )
+from forkmerge.algorithms.preflight import check_numbers
 from forkmerge.algorithms.resolved_config import environment, open_store, run_config, stored_training
 from forkmerge.algorithms.run_record import Round, Run
 from forkmerge.engine.executors.devices import Devices
@@ -149,7 +149,7 @@ class Composed(Algorithm):
         self.branch_steps(sealed, steps)  # refuses what cannot be divided into parts before anything is written
         stored = stored_training(folder, resume)
         threads = threads or stored.get("threads") or where.threads
-        own = {name: value for name, value in options.items() if name != "checkpoint_every"}
+        own = {name: value for name, value in options.items() if name not in ("checkpoint_every", "shared")}
         training = training_options(optimizer, own, method=None)
         config = run_config(self, sealed, module, training, source, steps=steps, seed=seed, threads=threads)
         facts = environment(threads, device_of(module))

@@ -51,13 +51,19 @@ class PlainTorch:
         return f"Plain torch and safetensors are enough:\n\n{code_block('python', code)}"
 
 
-def export_run(folder: str | os.PathLike[str], out: str | os.PathLike[str], form: PlainTorch | None = None) -> Path:
+def export_run(
+    folder: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    form: PlainTorch | None = None,
+    command: str | None = None,
+) -> Path:
     """Write the model, README.md and card.json of a finished run; they appear all at once or not at all.
 
     Args:
         folder: The run's folder; its model is verified first.
         out: A folder that does not exist yet, or is empty.
         form: How the model is written; None writes model.safetensors.
+        command: What made the run, for the card; None for what its record says.
     """
     form = form or PlainTorch()
     run, out = read_run(folder), Path(out)
@@ -71,6 +77,7 @@ def export_run(folder: str | os.PathLike[str], out: str | os.PathLike[str], form
             unfinished.mkdir()
             form.write(unfinished, tensors)
             card = make_card(run, config, Path(folder).resolve().name)
+            card["command"] = command or card["command"]
             card["files"] = {path.name: fingerprint(path) for path in sorted(unfinished.iterdir())}
             write_file(unfinished / "card.json", encode(plain(card), 2))
             write_file(unfinished / "README.md", card_text(card, run, form).encode())
@@ -93,6 +100,7 @@ def make_card(run: Run, config: Mapping[str, Any], name: str) -> dict[str, Any]:
         "score": run.score,
         "validation": run.metrics,
         "test": run.test,
+        "test_split": run.test_split,
         "rounds": [
             {"round": r.index, "phase": r.phase, "step": r.end, "coefficients": r.coefficients, "score": r.score}
             for r in run.rounds
@@ -115,7 +123,8 @@ def card_text(card: Mapping[str, Any], run: Run, form: PlainTorch) -> str:
     name, algorithm, final = (for_markdown(card[key]) for key in ("name", "algorithm", "final"))
     results = [f"- Validation: {for_markdown(show_metrics(card['validation']))}"] if card["validation"] else []
     if card["test"]:
-        results.append(f"- Test, measured once after training: {for_markdown(show_metrics(card['test']))}")
+        split = "Test" if card["test_split"] == "test" else "Validation examples that the search did not see"
+        results.append(f"- {split}, measured once after training: {for_markdown(show_metrics(card['test']))}")
     environment = [(key, str(value)) for key, value in card["environment"].items()]
     parts = [
         form.head(card),

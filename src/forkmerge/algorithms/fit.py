@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import fields, replace
 from functools import partial, wraps
@@ -15,11 +16,12 @@ from typing import Any, ParamSpec, TypeVar
 
 from torch import nn
 
+from forkmerge.algorithms.branches.shared_training import SharedTraining
 from forkmerge.algorithms.checkpoint import RunState
 from forkmerge.algorithms.events.run_events import OnEvent, RunFinished, RunStarted
 from forkmerge.algorithms.events.send import ignore, sending
 from forkmerge.algorithms.floor import read_reference
-from forkmerge.algorithms.preflight import check_run
+from forkmerge.algorithms.preflight import check_numbers, check_run
 from forkmerge.algorithms.resolved_config import advised, environment, open_store, run_config, stored_training
 from forkmerge.algorithms.rounds import Rounds
 from forkmerge.algorithms.run_record import Run
@@ -29,8 +31,9 @@ from forkmerge.engine.executors.branch_worker import TrainingJob
 from forkmerge.engine.executors.devices import Devices, place_model
 from forkmerge.engine.executors.executor import Executor
 from forkmerge.engine.executors.executor_options import ExecutorOptions, executor_options
-from forkmerge.engine.storage.atomic_files import check_space, is_unused
+from forkmerge.engine.storage.atomic_files import check_space, is_unused, safe_name
 from forkmerge.engine.storage.run_folder import NoStore, RunFolder
+from forkmerge.engine.storage.shared_store import SHARED, SharedStore
 from forkmerge.engine.training.interrupts import held_back
 from forkmerge.engine.training.memory_format import memory_format
 from forkmerge.engine.training.model_binding import ModelBinding, OptimizerFactory
@@ -45,8 +48,6 @@ from forkmerge.problem.randomness import derive, random_state_kept, set_random_s
 from forkmerge.problem.scoring import device_of
 from forkmerge.problem.search_metric import searched_by
 
-_MOST_STEPS = 10**15  # which no machine does
-_MOST_THREADS = 256  # that a run may ask for on a small machine: as many as it was begun with on a large one
 ModelOrFactory = nn.Module | Callable[[], nn.Module]
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -99,6 +100,7 @@ class Algorithm(ABC):
         progress: bool = True,
         source: Mapping[str, Any] | None = None,
         rebuild: Callable[[], Problem] | None = None,
+        shared: SharedStore | None = None,
         **training: Any,
     ) -> Run:
         """Train and return the run, whose `model` holds the final weights. The test split is never read.
@@ -121,6 +123,8 @@ class Algorithm(ABC):
             progress: Show a bar with the time left, where there is a terminal or a notebook to show it.
             source: Where a recipe came from, so that `forkmerge resume` can find it again.
             rebuild: Makes the problem anew in worker processes instead of pickling it.
+            shared: What runs on the same training data with the same first weights have in common until their first
+                merge: this one takes it from there, or leaves it there; see `fit_targets`. The bits are the same.
             **training: How every branch is trained: options of `forkmerge.Training`, such as `clip_norm=1.0`.
         """
         check_problem(problem)
@@ -151,7 +155,46 @@ class Algorithm(ABC):
             job = TrainingJob(sealed, module, options, seed, threads, rebuild, where.devices)
             config = run_config(self, sealed, module, options, source, steps=steps, seed=seed, threads=threads)
             rounds = partial(Rounds, settings, steps=steps, on_event=send, checkpoint_every=checkpoint_every)
+            if shared is not None:
+                common = SharedTraining(shared, job, config, environment(threads, device_of(module)))
+                rounds = partial(rounds, shared=common)
             return self._run(job, config, rounds, engine, folder, resume, send)
+
+    def fit_targets(
+        self,
+        problem: Problem,
+        targets: Sequence[str],
+        *,
+        model: ModelOrFactory,
+        folder: str | os.PathLike[str] | None = None,
+        **options: Any,
+    ) -> dict[str, Run]:
+        """Train for several targets, each with the other tasks as its auxiliaries; return the run of every target.
+
+        Branches that are the same for several targets until the first merge, such as one on all tasks, are trained
+        once. After it each target has merges and branches of its own. Every run has the bits, and the record, that it
+        would have alone. Call it again with the same folder to continue where it was interrupted.
+
+        Args:
+            problem: What to learn; every target needs validation data.
+            targets: The targets.
+            model: The module, of which every target trains a copy, or a function that makes it.
+            folder: Where the runs are kept, each in a folder of its own; None keeps nothing on disk.
+            **options: Those of `fit`.
+        """
+        names = list(dict.fromkeys(targets))
+        folders = {name: None if folder is None else Path(folder) / safe_name(name) for name in names}
+        if folder is not None and len({str(own).casefold() for own in folders.values()}) < len(names):
+            raise ProblemError("some targets have names that would be the same folder: fit them one by one.")
+        shared = SharedStore(None if folder is None else Path(folder) / SHARED)
+        runs = {}
+        for name, own in folders.items():
+            module = copy.deepcopy(model) if isinstance(model, nn.Module) else model
+            is_begun = own is not None and (own / "config.json").is_file()
+            here = {**options, "folder": own, "resume": is_begun, "shared": shared}
+            runs[name] = self.fit(problem.with_target(name), model=module, **here)
+        shared.clear()
+        return runs
 
     def _run(
         self,
@@ -208,19 +251,6 @@ def check_problem(problem: object) -> None:
         raise ProblemError(
             f"fit needs a Problem, got {type(problem).__name__}: say what to learn with fm.Problem(target, streams, "
             "validation), whose streams hold the training data of each task."
-        )
-
-
-def check_numbers(steps: object, seed: object, threads: object) -> None:
-    """Refuse numbers of a run that are none, or that no machine can have."""
-    if check_count("steps", steps) > _MOST_STEPS:
-        raise ProblemError(f"steps must be at most {_MOST_STEPS}, got {steps}.")
-    if not isinstance(seed, int) or isinstance(seed, bool):
-        raise ProblemError(f"seed must be an integer, got {seed!r}.")
-    most = max(_MOST_THREADS, 4 * (os.cpu_count() or 1))
-    if threads is not None and check_count("threads", threads) > most:
-        raise ProblemError(
-            f"threads must be at most {most}, got {threads}: this machine has {os.cpu_count()} processors."
         )
 
 

@@ -43,6 +43,7 @@ _PAPER: dict[str, Any] = {
     "previous_merges": None,
     "average_iterates": None,
     "layer_groups": None,
+    "turns": "rotation",  # of branches that take turns, which there are none
 }
 """Every option of `ForkMerge`, as the paper has it."""
 
@@ -114,6 +115,9 @@ class ForkMerge(Settings, Algorithm):
             are one more group, "rest". From the coefficients of the whole model, a second search moves those of one
             group after the other to single branches; the guarantees and `rule` are the same. Few examples are soon
             fitted so: many groups need many validation examples. None has one for all.
+        turns: How branches take turns where `per_round` says so: "rotation", in which all return, or "halving", in
+            which the worse half by coefficient is left out for good whenever all that are left have had a turn: losing
+            branches get fewer steps, and few rounds are enough for many auxiliaries.
 
     Example:
         >>> import forkmerge as fm

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import re
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -18,16 +18,27 @@ from forkmerge.engine.merging.layer_groups import LayerGroups
 from forkmerge.engine.merging.rules import ARGMAX, check_rule
 from forkmerge.engine.training.options import Mixture, Training
 from forkmerge.engine.training.state import Layout
-from forkmerge.errors import ProblemError, unknown_name
+from forkmerge.errors import ProblemError, check_count, facts_of, unknown_name
 from forkmerge.problem.batches import batches
 from forkmerge.problem.definition import Context, Evaluation, Problem, Stream
-from forkmerge.problem.error_facts import note_moment, note_origin
-from forkmerge.problem.labels import MISSING, example_with, extreme_examples, refused_label
+from forkmerge.problem.error_facts import describe, note_moment, note_origin
+from forkmerge.problem.labels import (
+    CLASSES,
+    MISSING,
+    example_with,
+    extreme_examples,
+    label_advice,
+    refused_label,
+    text_advice,
+)
 from forkmerge.problem.metrics import Criterion, NotPerExample, accuracy
 from forkmerge.problem.not_finite import example_not_finite
 from forkmerge.problem.randomness import derive, random_state_kept, set_random_state
 from forkmerge.problem.scoring import cost_reader, device_of, measure, modes_kept
 from forkmerge.problem.search_metric import reported_directions, search_directions
+
+_MOST_STEPS = 10**15  # which no machine does
+_MOST_THREADS = 256  # that a run may ask for on a small machine: as many as it was begun with on a large one
 
 
 def check_run(problem: Problem, model: nn.Module, training: Training, settings: Any, seed: int) -> None:
@@ -110,6 +121,9 @@ def check_metrics(problem: Problem, model: nn.Module, seed: int) -> None:
     except ProblemError:
         raise  # which says it all
     except Exception as error:
+        data = f"the validation data of {problem.target!r}"
+        if (advice := text_advice(data, error, "; ".join(facts_of(error)))) is not None:
+            raise ProblemError(advice) from error
         note_moment(error, f"validating {problem.target!r}, before training")
         raise
     for name, value in values.items():
@@ -144,7 +158,7 @@ def check_classes(problem: Problem, model: nn.Module, seed: int) -> None:
     for row, label in outside:
         raise ProblemError(
             f"example {extremes[row]} of the validation data of {problem.target!r} has the label {label}, for which "
-            f"the model has no class: {_CLASSES}."
+            f"the model has no class: {CLASSES}."
         )
 
 
@@ -170,6 +184,19 @@ def check_streams_in_turn(problem: Problem, training: Training, mixtures: list[M
                 f"{type(training.method).__name__} combines all tasks in every step, but branch {mixture.name!r} reads "
                 'one auxiliary stream per step: give it auxiliary_streams="all", or leave out the method.'
             )
+
+
+def check_numbers(steps: object, seed: object, threads: object) -> None:
+    """Refuse numbers of a run that are none, or that no machine can have."""
+    if check_count("steps", steps) > _MOST_STEPS:
+        raise ProblemError(f"steps must be at most {_MOST_STEPS}, got {steps}.")
+    if not isinstance(seed, int) or isinstance(seed, bool):
+        raise ProblemError(f"seed must be an integer, got {seed!r}.")
+    most = max(_MOST_THREADS, 4 * (os.cpu_count() or 1))
+    if threads is not None and check_count("threads", threads) > most:
+        raise ProblemError(
+            f"threads must be at most {most}, got {threads}: this machine has {os.cpu_count()} processors."
+        )
 
 
 def check_search(settings: Any, branches: int) -> None:
@@ -206,7 +233,8 @@ def check_stream(
         batch = next(batches(name, stream, [0], seed, device))
         losses = losses_of(batch)
     except Exception as error:
-        if (advice := _label_advice(name, error)) is not None:
+        text = text_advice(f"stream {name!r}", error, f"the batch is {describe(batch)}")
+        if (advice := label_advice(name, error) or text) is not None:
             raise ProblemError(advice) from error
         if "more than 1 value per channel" not in str(error):
             origin = f"the losses of stream {name!r} (tasks {', '.join(tasks)}) on the first batch, before training"
@@ -223,22 +251,6 @@ def check_stream(
             f"gradients={training.compared_at!r} needs a declared one, and the losses of stream {name!r} declare none: "
             "write z = context.shared(encoder(x)) there, or use gradients='parameters'."
         )
-
-
-_CLASSES = "classes count from 0, and the head needs one output for each; mark missing labels by -100"
-_WRONG_TYPE = re.compile(r"expected (?:scalar type|target dtype to be) Long\b.* (?:found|got) (\w+)", re.IGNORECASE)
-
-
-def _label_advice(name: str, error: Exception, example: str = "a label in the first batch") -> str | None:
-    """Say in the user's words what torch's losses say of labels; None of any other error."""
-    if (label := refused_label(error)) is not None:
-        return f"{example} of stream {name!r} is {label}, for which the model has no class: {_CLASSES}."
-    if match := _WRONG_TYPE.search(str(error)):
-        return (
-            f"labels of stream {name!r} have type {match[1].lower()}, but the loss wants classes as "
-            "integers: convert them with .long()."
-        )
-    return None
 
 
 def check_labels(name: str, stream: Stream, losses: Callable[[Any], Any], seed: int, device: torch.device) -> None:
@@ -264,12 +276,12 @@ def check_labels(name: str, stream: Stream, losses: Callable[[Any], Any], seed: 
             if "device-side assert" in str(error):
                 raise ProblemError(
                     f"the GPU refuses one of the examples {', '.join(map(str, chosen))} of stream {name!r}, which hold "
-                    f"the least and the greatest labels: {_CLASSES}."
+                    f"the least and the greatest labels: {CLASSES}."
                 ) from error
             label = refused_label(error)
             example = None if label is None else _example_with(label, stream, chosen)
             if label is not None and example is not None:
-                raise ProblemError(_label_advice(name, error, f"the label of example {example}") or "") from error
+                raise ProblemError(label_advice(name, error, f"the label of example {example}") or "") from error
 
 
 def _example_with(label: int, stream: Stream, examples: Sequence[int]) -> int | None:

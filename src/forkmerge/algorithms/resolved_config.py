@@ -167,6 +167,7 @@ _FORMER_OPTIONS: dict[str, dict[str, Any]] = {
         "previous_merges": None,
         "average_iterates": None,
         "layer_groups": None,
+        "turns": "rotation",
     },
     "GradNorm": {"softmax": False, "weighted_heads": True, "gradients": None},
     "MGDA": {"gradients": None},

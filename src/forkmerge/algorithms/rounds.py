@@ -12,6 +12,7 @@ from forkmerge.algorithms.branches.iterates import add_iterates, with_means
 from forkmerge.algorithms.branches.next_branches import next_branches
 from forkmerge.algorithms.branches.probes import score_probes
 from forkmerge.algorithms.branches.rotation import go_on_with
+from forkmerge.algorithms.branches.shared_training import SharedTraining
 from forkmerge.algorithms.branches.tail import RoundSteps
 from forkmerge.algorithms.checkpoint import Phase, RunState, Snapshot, read_rounds
 from forkmerge.algorithms.end_of_round import EndOfRound, MergedRound, TrainedRound, record_of
@@ -36,6 +37,7 @@ from forkmerge.algorithms.validation import Validator
 from forkmerge.engine.executors.branch_execution import BranchExecution
 from forkmerge.engine.storage.json_files import interpreting
 from forkmerge.engine.storage.run_folder import NoStore, RunFolder
+from forkmerge.engine.training.branch import BranchResult
 from forkmerge.engine.training.interrupts import is_stop_requested, stop_now
 from forkmerge.engine.training.release_memory import MappedRows
 from forkmerge.engine.training.state import State
@@ -55,6 +57,7 @@ class Rounds:
         store: Where checkpoints and the record go.
         on_event: Called with every event.
         checkpoint_every: Steps between checkpoints inside a round; None checkpoints at merges only.
+        shared: What other runs train alike until the first merge; None where there are none.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class Rounds:
         store: RunFolder | NoStore,
         on_event: OnEvent,
         checkpoint_every: int | None,
+        shared: SharedTraining | None = None,
     ) -> None:
         self.settings, self.execution, self.steps, self.store = settings, execution, steps, store
         self.binding, self.job, self.target = execution.binding, execution.job, execution.job.problem.target
@@ -76,6 +80,8 @@ class Rounds:
         )
         self.end = EndOfRound(settings, execution, self.validator)
         self.mapped = MappedRows(store.path)
+        looks_inside = settings.checkpoint != "last" or settings.average_iterates is not None
+        self.shared = None if looks_inside else shared  # which jumps to the end of the round
         self.state: RunState
         self.reference: dict[str, Tensor] | None = None
 
@@ -114,7 +120,7 @@ class Rounds:
             phase=Phase.SEARCH,
             mixtures=mixtures,
             branches=[initial.clone() for _ in mixtures],
-            merged=self._mapped_copy(initial),
+            merged=self.mapped.copy(initial),
             initial=initial if settings.refit else None,
             probes=probes,
         )
@@ -142,7 +148,7 @@ class Rounds:
         with interpreting(f"the newest checkpoint in {self.store.path}", "one of a run"):
             self.state = run = RunState.from_value(value, read_rounds(self.store, value["rounds"]))
         value.clear()  # which would hold a second copy of the last merge until this call ends
-        run.merged = self._mapped_copy(self.binding.place(run.merged))
+        run.merged = self.mapped.copy(self.binding.place(run.merged))
         self.binding.attach_weights(run.merged)  # frees the module's own memory before the branches need theirs
         self.binding.give_back()
         run.refork()
@@ -154,11 +160,6 @@ class Rounds:
         self.events.resume(run, self._last_step())
         return True
 
-    def _mapped_copy(self, state: State) -> State:
-        """Return a copy of the weights that need not stay in memory while the branches train."""
-        rows = {name: self.mapped.hold(row) for name, row in state.rows.items()}
-        return State(state.step, rows, {name: buffer.clone() for name, buffer in state.buffers.items()})
-
     def _last_step(self) -> int:
         """The step at which the phase ends: a refit of the best merge ends where that merge was found."""
         selection = self.state.selection
@@ -168,7 +169,9 @@ class Rounds:
         run, end = self.state, self._steps().end
         if self.settings.checkpoint == "best_in_interval" and run.step == run.round_start:
             run.snapshots = {}
-        for mark in self._marks(run.round_start, end):
+        if self.shared is not None:
+            self.shared.take(run, self._steps(), self.binding, self._take_in)
+        for mark in self._pauses():
             if mark <= run.step:
                 continue
             self._train_to(mark)
@@ -178,6 +181,8 @@ class Rounds:
                 mark == end or (mark - run.round_start) % self.validate_every == 0
             ):
                 take_snapshots(run, self.end, mark, self._fix_reference)
+            if self.shared is not None and mark == self._steps().tail:
+                self.shared.leave(run, mark)
             if mark in self._steps().iterates:
                 add_iterates(run, self.binding)
             is_due = mark != end and self.checkpoint_every and mark % self.checkpoint_every == 0
@@ -200,18 +205,14 @@ class Rounds:
         start, phase = self.state.round_start, self.state.phase
         return RoundSteps.of(self.settings, phase, self.target, start, min(start + self.interval, self.steps))
 
-    def _marks(self, start: int, end: int) -> list[int]:
-        """The steps of a round at which training pauses."""
-        marks = {end, self._steps().tail, *self._steps().iterates}
-        if uses_snapshots(self.state, self.settings):
-            marks |= set(range(start + self.validate_every, end, self.validate_every))
-        if self.checkpoint_every:
-            first = (start // self.checkpoint_every + 1) * self.checkpoint_every
-            marks |= set(range(first, end, self.checkpoint_every))
-        if self.execution.workers == 1 and not self.job.training.loader_workers:
-            every = max(math.ceil(self.interval / _REPORTS), _SHORTEST_REPORT)
-            marks |= set(range(start + every, end, every))
-        return sorted(marks)
+    def _pauses(self) -> list[int]:
+        """The steps of the round under way at which training pauses."""
+        reads_here = self.execution.workers == 1 and not self.job.training.loader_workers
+        return self._steps().pauses(
+            validate=self.validate_every if uses_snapshots(self.state, self.settings) else None,
+            save=self.checkpoint_every,
+            report=max(math.ceil(self.interval / _REPORTS), _SHORTEST_REPORT) if reads_here else None,
+        )
 
     def _train_to(self, mark: int) -> None:
         """Train every branch to a step, or less far where a stop is requested; after a stop they are not abreast."""
@@ -224,15 +225,22 @@ class Rounds:
             for index, state in zip(behind, states, strict=True)
         ]
         for index, result in zip(behind, self.execution.train(segments, states, f"round {run.round}"), strict=True):
-            if index == len(run.branches):
-                run.floor, name = result.state, FLOOR
-            else:
-                run.branches[index], name = result.state, run.mixtures[index].name
-                run.add_losses(name, result)
-            run.add_segment(name, result)
-            self.events.progress(run, name, result)
+            self._take_in(index, result)
+            if self.shared is not None and index < len(run.branches):
+                self.shared.note(run.mixtures[index].name, result)
         if run.step == mark:
             run.note_untouched(all_have_begun=self.settings.per_round is None)
+
+    def _take_in(self, index: int, result: BranchResult) -> None:
+        """Let the branch at a position, or after all of them the floor, be what was trained."""
+        run = self.state
+        if index == len(run.branches):
+            run.floor, name = result.state, FLOOR
+        else:
+            run.branches[index], name = result.state, run.mixtures[index].name
+            run.add_losses(name, result)
+        run.add_segment(name, result)
+        self.events.progress(run, name, result)
 
     def _fix_reference(self) -> None:
         """Let the target-only, or the only, branch of round 1 be what several metrics are compared with."""
@@ -287,14 +295,8 @@ class Rounds:
             merged=run.merged,
             floor=run.floor if shared is None else run.branches[shared],
             floor_branch=shared,
-            earlier=self._earlier(),
+            earlier=run.earlier_merges(self.settings.earlier_names),
         )
-
-    def _earlier(self) -> dict[str, State]:
-        """Copies of the merges that the next one may take something of, by name: it is built where the last one is."""
-        names = self.settings.earlier_names
-        states = [self.state.merged.weights(), *self.state.earlier] if names else []
-        return dict(zip(names, states, strict=False))  # as many as there have been
 
     def _end_floor(self) -> None:
         """Keep the floor's last weights, for a comparison with the model that is returned."""
@@ -315,8 +317,7 @@ class Rounds:
             run.note(f"round {run.round}: branch {name!r} got coefficient 0: {reason}")
         if settings.select == "best" and merge.score > run.best_score:
             run.best = Snapshot(merge.score, run.step, run.merged.weights())
-        is_last = run.step >= self.steps
-        return merged, next_branches(run, settings, self.job.problem, trained, merge, is_last=is_last)
+        return merged, next_branches(run, settings, self.job.problem, trained, merge, is_last=run.step >= self.steps)
 
     def _end_search(self) -> None:
         """Choose the model among the last or best merge and the floor; start the refit if there is one."""
@@ -341,7 +342,8 @@ class Rounds:
 
     def _save(self) -> None:
         self.state.saves += 1
-        self.store.save(self.state.to_value(), self.state.saves)
+        if self.store.path is not None:  # else nobody needs what lies elsewhere
+            self.store.save(self.state.to_value(), self.state.saves)
         self.mapped.rest()
         self.events.save(self.state, self._last_step())
         if is_stop_requested():

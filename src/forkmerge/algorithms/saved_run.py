@@ -120,7 +120,7 @@ class SavedRun:
             "validation": show_metrics(run.metrics) if run and run.metrics else last,
             "metrics": run.metrics if run else None,
             "test_metrics": run.test if run else None,
-            "test": show_metrics(run.test) if run and run.test else "",
+            "test": show_metrics(run.test) + " (held out)" * (run.test_split != "test") if run and run.test else "",
             "changed": self.changed.isoformat(" ", "minutes"),
         }
 

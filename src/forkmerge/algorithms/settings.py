@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from forkmerge.algorithms.branches.rotation import Rotation
+from forkmerge.algorithms.branches.rotation import HALVING, ROTATION, Rotation
 from forkmerge.algorithms.mixtures import Mixed, Mixtures, check_mixtures, mixtures_from, scale_auxiliaries
 from forkmerge.engine.executors.resources import check_descriptors
 from forkmerge.engine.merging.group_search import group_evaluations
@@ -43,6 +43,7 @@ _CHOICES = {
     "rule": RULES,
     "prune_keeps": ("target", "largest"),
     "tail_anneal": ("linear", "none"),
+    "turns": (ROTATION, HALVING),
 }
 
 
@@ -78,6 +79,7 @@ class Settings:
     previous_merges: int | None = None
     average_iterates: int | None = None
     layer_groups: Literal["modules"] | Mapping[str, str | Sequence[str]] | None = None
+    turns: Literal["rotation", "halving"] = "rotation"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mixtures", mixtures_from(self.mixtures))
@@ -146,7 +148,7 @@ class Settings:
         """Which of the branches every round trains; without scores of probes, how many is right."""
         scores = dict.fromkeys((probe.name for probe in self.probes(problem)), 0.0)
         mixtures = self.branches(problem, scores if probe_scores is None else probe_scores)
-        return Rotation(mixtures, problem.auxiliaries, self.per_round)
+        return Rotation(mixtures, problem.auxiliaries, self.per_round, self.turns)
 
     def probes(self, problem: Problem) -> list[Mixture]:
         """Short runs that come before, auxiliary weights scaled; most constructors have none."""

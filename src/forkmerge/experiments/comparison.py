@@ -2,6 +2,7 @@
 
 OUT/plan.json                         what is compared
 OUT/TARGET/METHOD-seed0/              a run's folder
+OUT/.shared/                          what runs have in common until their first merge, until all have ended
 OUT/TARGET/METHOD-seed0.json          its record, written when it has ended
 OUT/TARGET/METHOD-seed0-tuning.json   the record of a run that helps to choose a setting
 OUT/comparison.md, .csv, .tex, .json  the tables
@@ -23,8 +24,10 @@ from forkmerge.algorithms.events.run_events import Notice, OnEvent
 from forkmerge.algorithms.events.send import ignore
 from forkmerge.engine.executors.executor_options import ExecutorOptions, LocalOptions
 from forkmerge.engine.executors.parallel_calls import Failure, run_calls
+from forkmerge.engine.storage.atomic_files import remove, safe_name
 from forkmerge.engine.storage.json_codec import as_read
 from forkmerge.engine.storage.lock import locked_folder
+from forkmerge.engine.storage.shared_store import SHARED
 from forkmerge.errors import ConfigError, ForkMergeError, StoreError, unknown_name
 from forkmerge.experiments.compare_options import CompareOptions, options_from
 from forkmerge.experiments.compared_methods import (
@@ -37,7 +40,7 @@ from forkmerge.experiments.compared_methods import (
     takes,
     with_setting,
 )
-from forkmerge.experiments.comparison_run import ComparisonRun, do_comparison_run, safe_name
+from forkmerge.experiments.comparison_run import ComparisonRun, do_comparison_run
 from forkmerge.experiments.events import JobEnded, JobProgress, JobsPlanned, JobStarted
 from forkmerge.experiments.pretraining import pretrained
 from forkmerge.experiments.recipe import Recipe, load_recipe, read_settings, source_for
@@ -212,6 +215,7 @@ def run_comparison(
             if run.record.error is not None:  # there is no setting to run it with
                 run.record.write(folder)
         _run_all([run for run in runs if run.record.error is None], folder, where, on_event)
+        remove(folder / SHARED)
 
 
 def _note_plan(comparison: Comparison, folder: Path, on_event: OnEvent) -> None:
@@ -304,7 +308,8 @@ def _run(
     recipe = comparison.recipe
     work = count_steps(method.algorithm(recipe, refit=refit), recipe.problem, recipe.steps)
     weighs = kind == "final" and seed == comparison.seeds[0]
-    return ComparisonRun(source_for(recipe.source, seed, target), str(out), record, refit, weighs, work)
+    shares = len(comparison.targets) * len(comparison.methods) > 1
+    return ComparisonRun(source_for(recipe.source, seed, target), str(out), record, refit, weighs, work, shares)
 
 
 def _target_folder(problem: Problem, target: str) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -19,9 +17,10 @@ from forkmerge.engine.executors.devices import on_own_device
 from forkmerge.engine.executors.executor import Tell
 from forkmerge.engine.executors.parallel_calls import using_threads
 from forkmerge.engine.storage.json_codec import plain
+from forkmerge.engine.storage.shared_store import SHARED, SharedStore
 from forkmerge.experiments.compared_methods import compared_method_from, with_setting
 from forkmerge.experiments.cost_of_run import estimate_run
-from forkmerge.experiments.recipe import Recipe, recipe_from
+from forkmerge.experiments.recipe import Recipe, data_key, recipe_from
 from forkmerge.experiments.run_results import RunResult
 from forkmerge.methods import GramianMethod, MatrixMethod
 from forkmerge.problem.randomness import derive, random_state_kept, set_random_state
@@ -40,6 +39,7 @@ class ComparisonRun:
         refit: Whether to train on training ∪ validation data.
         weighs: Whether to find out how much memory the run takes.
         work: Its training steps over all branches, for estimates of the time left.
+        shares: Whether other runs of the comparison may train alike until their first merge.
     """
 
     source: Mapping[str, Any]
@@ -48,6 +48,7 @@ class ComparisonRun:
     refit: bool
     weighs: bool
     work: int
+    shares: bool = False
 
     @property
     def folder(self) -> Path:
@@ -74,6 +75,7 @@ def do_comparison_run(job: ComparisonRun, tell: Tell) -> RunResult:
             resume=is_started(folder),
             on_event=_Meter(tell),
             progress=False,
+            shared=SharedStore(Path(job.out) / SHARED / data_key(job.source)) if job.shares else None,
             **on_own_device(options),
         )
         if record.kind == "final":
@@ -93,7 +95,8 @@ def _results(recipe: Recipe, run: Run, job: ComparisonRun) -> dict[str, Any]:
     problem = recipe.problem
     evaluation, split, metrics = problem.target_validation, "validation", run.metrics
     if run.test is not None:
-        evaluation, split, metrics = problem.evaluations("test")[problem.target], "test", run.test
+        split = "held out" if "hold_out" in recipe.source["settings"] else "test"
+        evaluation, metrics = problem.evaluations("test")[problem.target], run.test
     memory = None
     if job.weighs:
         options = on_own_device({**recipe.options, "seed": job.record.seed, "threads": 1})
@@ -156,11 +159,3 @@ class _Meter:
         if self.clock() - self.told >= _SECONDS_BETWEEN_NEWS:
             self.told = self.clock()
             self.tell(self.steps)
-
-
-def safe_name(text: str) -> str:
-    """Return a name for a file or folder; where characters had to go, a checksum keeps it unique."""
-    name = re.sub(r"[^A-Za-z0-9._+,=-]", "-", text.replace(":", "-")).lstrip(".-")
-    if name == text.replace(":", "-"):
-        return name
-    return f"{name[:60]}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"

@@ -17,6 +17,7 @@ from forkmerge.algorithms.fit import ModelOrFactory
 from forkmerge.algorithms.run_record import Run
 from forkmerge.engine.executors.executor_options import ExecutorOptions
 from forkmerge.engine.merging.searches import Search, fitting
+from forkmerge.engine.storage.json_codec import encode, plain
 from forkmerge.engine.training.model_binding import OptimizerFactory
 from forkmerge.engine.training.optimizers import OptimizerOf, SchedulerOf
 from forkmerge.engine.training.options import Training
@@ -161,6 +162,20 @@ def source_for(source: Mapping[str, Any], seed: int, target: str | None = None) 
     if "seed" in inspect.signature(function).parameters:
         settings["arguments"] = {**settings.get("arguments", {}), "seed": seed}
     return {**source, "settings": settings}
+
+
+def data_key(source: Mapping[str, Any]) -> str:
+    """Return a checksum of what the training data that a source gives depend on.
+
+    The target is part of it only where the recipe's function takes it: then data may depend on it, too.
+    """
+    settings = dict(source["settings"])
+    function = _find_function(str(settings["recipe"]), list(source["folders"]))
+    if "target" not in inspect.signature(function).parameters:
+        settings.pop("target", None)
+    settings.pop("algorithm", None)
+    about = {"settings": settings, **{key: source.get(key) for key in ("folders", "code", "pretrained")}}
+    return hashlib.sha256(encode(plain(about))).hexdigest()[:32]
 
 
 def seeded_recipe(source: Mapping[str, Any], seed: int, target: str | None = None) -> Recipe:

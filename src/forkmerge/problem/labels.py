@@ -1,4 +1,4 @@
-"""Labels that no class is for: the examples to look at before training, and the one to blame for an error."""
+"""Labels that no class is for, or that are text: the examples to look at before training, the one to blame, advice."""
 
 from __future__ import annotations
 
@@ -13,6 +13,14 @@ from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset
 MISSING = -100
 """Torch's own mark of a missing label."""
 
+CLASSES = "classes count from 0, and the head needs one output for each; mark missing labels by -100"
+"""What to do where there is no class for a label."""
+
+_WRONG_TYPE = re.compile(r"expected (?:scalar type|target dtype to be) Long\b.* (?:found|got) (\w+)", re.IGNORECASE)
+_NO_TENSOR = re.compile(
+    r"must be Tensor, not (tuple|list|str)|'(tuple|list|str)' object has no attribute|unsupported operand type|"
+    r"(tuple|list|string) indices must be integers|invalid data type 'str'|too many dimensions 'str'"
+)
 _OUT_OF_RANGE = re.compile(r"Target (-?\d+) is out of bounds")
 _MOST_NUMBERS = 10**8  # of a column that is looked through: a fraction of a second
 _MOST_COLUMNS = 64  # of a tensor whose columns may be labels of tasks with classes of their own
@@ -66,6 +74,34 @@ def refused_label(error: BaseException) -> int | None:
     """Return the label that a loss of torch has no class for; None for any other error."""
     match = _OUT_OF_RANGE.search(str(error))
     return int(match[1]) if match else None
+
+
+def label_advice(name: str, error: BaseException, example: str = "a label in the first batch") -> str | None:
+    """Say in the user's words what torch's losses say of the labels of a stream; None of any other error."""
+    if (label := refused_label(error)) is not None:
+        return f"{example} of stream {name!r} is {label}, for which the model has no class: {CLASSES}."
+    if match := _WRONG_TYPE.search(str(error)):
+        return (
+            f"labels of stream {name!r} have type {match[1].lower()}, but the loss wants classes as "
+            "integers: convert them with .long()."
+        )
+    return None
+
+
+def text_advice(origin: str, error: BaseException, form: str) -> str | None:
+    """Say that data hold text where tensors are wanted; None of any other error.
+
+    Args:
+        origin: The data, e.g. "stream 'all'".
+        error: What was raised.
+        form: The types and shapes of what it was raised on.
+    """
+    if not _NO_TENSOR.search(str(error)) or not re.search(r"\bstr\b", form):
+        return None
+    return (
+        f"{origin} gives text where numbers are wanted ({form}): turn it into numbers in the data set or in "
+        "collate_fn, labels for example into positions in a list of classes."
+    )
 
 
 def example_with(label: int, batch: Any, examples: Sequence[int]) -> int | None:

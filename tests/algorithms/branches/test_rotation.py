@@ -17,7 +17,7 @@ from forkmerge.algorithms.checkpoint import Phase, RunState
 from forkmerge.algorithms.run_record import Run
 from forkmerge.engine.training.options import Mixture
 from forkmerge.engine.training.state import State
-from naive_forkmerge import take_turns
+from naive_forkmerge import halve, take_turns
 from problems import ADAM, Stopped, fit, noisy_net, shared_problem, stop_at
 
 MANY = {
@@ -211,3 +211,50 @@ def test_fixed_coefficients_are_for_the_branches_of_a_round():
     fit(fm.ForkMerge("per_auxiliary", per_round=1, search=fm.Fixed((0.5, 0.5)), interval=4))
     with pytest.raises(fm.ProblemError, match="3"):
         fit(fm.ForkMerge("per_auxiliary", per_round=1, search=fm.Fixed((0.5, 0.25, 0.25)), interval=4))
+
+
+def test_halving_leaves_out_the_worse_half_whenever_all_have_had_a_turn():
+    tasks = [f"t{index}" for index in range(5)]
+    mixtures = [Mixture("alone", {"tgt": 1.0}), *(Mixture(task, {"tgt": 1.0, task: 1.0}) for task in tasks)]
+    worth = {"t0": 0.0, "t1": 0.3, "t2": 0.1, "t3": 0.5, "t4": 0.2}
+    for places, expected in (
+        (1, [["t0"], ["t1"], ["t2"], ["t3"], ["t4"], ["t1"], ["t3"], ["t4"], ["t1"], ["t3"], ["t3"], ["t3"]]),
+        (2, [["t0", "t1"], ["t2", "t3"], ["t3", "t4"], ["t1", "t3"], ["t3", "t4"], ["t1", "t3"], ["t1", "t3"]]),
+    ):
+        rotation = Rotation(mixtures, tasks, places, "halving")
+        trained, history = [m.name for m in rotation.first()], []
+        for names in expected:
+            assert trained == ["alone", *names]
+            history.append((trained, {name: worth.get(name, 0.5) for name in trained}))
+            trained = rotation.after(history)
+
+
+def test_halving_is_the_queue_of_a_plain_loop():
+    draw = random.Random(1)
+    for _ in range(200):
+        count, places = draw.randint(2, 9), draw.randint(1, 4)
+        names = [f"b{index}" for index in range(count)]
+        mixtures = [Mixture("alone", {"tgt": 1.0}), *(Mixture(name, {"tgt": 1.0, name: 1.0}) for name in names)]
+        rotation = Rotation(mixtures, names, places, "halving")
+        if count <= places:
+            continue
+        trained, queue, left, seen, history = names[:places], names[places:], names, {}, []
+        for _ in range(10):
+            shares = {name: draw.choice([0.0, 0.0, 0.1, 0.2, 0.5]) for name in trained}
+            history.append((["alone", *trained], shares))
+            seen.update(shares)
+            called, queue, left = halve(left, seen, queue, places)
+            trained = [name for name in names if name in called]
+            assert rotation.after(history) == ["alone", *trained]
+
+
+def test_halving_resumes_and_its_refit_trains_the_same_turns(tmp_path):
+    algorithm = turns(per_round=1, turns="halving", refit=True)
+    options = {"net": noisy_net, "optimizer": ADAM, "steps": 14}
+    whole = fit(algorithm, **options)
+    with pytest.raises(Stopped):
+        fit(algorithm, **options, folder=tmp_path / "run", on_event=stop_at(11), checkpoint_every=1)
+    assert_same_run(fit(algorithm, **options, folder=tmp_path / "run", resume=True), whole)
+    assert sum(r.branches.keys() >= {"little odd"} for r in whole.searched) >= 1
+    note = "1 of 4 branches may never have a turn in 3 rounds: with per_round=1 that takes 4 rounds"
+    assert note in fit(turns(per_round=1, turns="halving"), steps=6).notes

@@ -2,7 +2,8 @@
 
 A branch takes turns if it trains on some of the auxiliaries; those with none of them, or all, train in every round.
 After a merge the better half of those that took their turn stays, and the others rest: the branches that have rested
-longest, or were never trained, take their places. Everything follows from the rounds that are recorded.
+longest, or were never trained, take their places. Or, by successive halving, the worse half of them is left out for
+good whenever all have had a turn. Everything follows from the rounds that are recorded.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from dataclasses import dataclass, replace
 from forkmerge.algorithms.checkpoint import RunState
 from forkmerge.engine.training.options import Mixture
 from forkmerge.engine.training.state import State
+
+ROTATION, HALVING = "rotation", "halving"
 
 Turn = tuple[Collection[str], Mapping[str, float]]
 """The branches that a round trained, and the coefficients of its merge."""
@@ -26,11 +29,13 @@ class Rotation:
         mixtures: All branches.
         auxiliaries: The auxiliary tasks.
         per_round: How many of those that take turns a round trains; None trains all.
+        turns: "rotation", in which everybody returns, or "halving".
     """
 
     mixtures: Sequence[Mixture]
     auxiliaries: Sequence[str]
     per_round: int | None
+    turns: str = ROTATION
 
     @property
     def turning(self) -> list[str]:
@@ -49,9 +54,15 @@ class Rotation:
         coefficients, none of coefficient 0. Then come those whose last turn was longest ago, never first; among them
         those of the larger coefficient then; among equals those listed first.
 
+        By halving, all have a turn in the order listed. Then the half of them with the larger coefficients, rounded up
+        and no fewer than a round trains, has another one, and so on. Where fewer are left to have a turn than a round
+        trains, those of the largest coefficients have one more.
+
         Args:
             turns: The rounds so far.
         """
+        if self.turns == HALVING:
+            return [mixture.name for mixture in self._with(self._halved(turns))]
         turning, count = self.turning, self.per_round or 0
         latest: dict[str, int] = {}
         shares: dict[str, float] = {}
@@ -66,10 +77,23 @@ class Rotation:
         )
         return [mixture.name for mixture in self._with([*staying, *others[: count - len(staying)]])]
 
+    def _halved(self, turns: Sequence[Turn]) -> list[str]:
+        left, count = self.turning, self.per_round or 0
+        waiting, chosen, shares = left[count:], left[:count], dict.fromkeys(left, 0.0)
+        for _, coefficients in turns:
+            shares.update({name: coefficients.get(name, 0.0) for name in chosen})
+            ranked = sorted(left, key=lambda name: -shares[name])  # stable: of equals the one listed first
+            if not waiting:
+                better = ranked[: max(count, -(-len(left) // 2))]
+                waiting = left = [name for name in left if name in better]
+            chosen, waiting = waiting[:count], waiting[count:]
+            chosen += [name for name in ranked if name in left and name not in chosen][: count - len(chosen)]
+        return chosen
+
     def note(self, rounds: int) -> str | None:
         """Say it where there are too few rounds for every branch to have a turn."""
         waiting, count = len(self.turning) - (self.per_round or 0), self.per_round or 0
-        fresh = count - count // 2  # in every round after the first
+        fresh = count if self.turns == HALVING else count - count // 2  # in every round after the first
         if not self.turning or waiting <= (rounds - 1) * fresh:
             return None
         never = waiting - (rounds - 1) * fresh

@@ -23,6 +23,7 @@ class RoundSteps:
 
     Args:
         phase: What the run is doing.
+        start: The step at which the round forked.
         target: The target task.
         tail: The first step of the tail; `end` where there is none.
         end: The step after the last.
@@ -31,6 +32,7 @@ class RoundSteps:
     """
 
     phase: Phase
+    start: int
     target: str
     tail: int
     end: int
@@ -41,7 +43,22 @@ class RoundSteps:
     def of(cls, settings: Settings, phase: Phase, target: str, start: int, end: int) -> RoundSteps:
         """Return the steps of the round that forked at `start`."""
         iterates = iterate_steps(settings.average_iterates, start, end)
-        return cls(phase, target, end - settings.tail_steps(end - start), end, settings.anneals, tuple(iterates))
+        return cls(phase, start, target, end - settings.tail_steps(end - start), end, settings.anneals, tuple(iterates))
+
+    def pauses(self, *, validate: int | None, save: int | None, report: int | None) -> list[int]:
+        """Return the steps at which training pauses.
+
+        Args:
+            validate: Steps of the round between validations.
+            save: Steps of the run between checkpoints.
+            report: Steps of the round between reports of progress.
+        """
+        marks = {self.end, self.tail, *self.iterates}
+        for every in filter(None, (validate, report)):
+            marks |= set(range(self.start + every, self.end, every))
+        if save:
+            marks |= set(range((self.start // save + 1) * save, self.end, save))
+        return sorted(marks)
 
     def segment(self, mixture: Mixture, start: int, mark: int, *, is_floor: bool = False) -> Segment:
         """Return a branch's steps from `start` to `mark`, which lie on one side of the tail's first.
