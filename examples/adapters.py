@@ -61,7 +61,7 @@ def losses(model: nn.Module, batch: list[torch.Tensor], tasks: list[str], contex
     return {task: cross_entropy(model(tokens), labels) for task in tasks}
 
 
-def recipe(steps: int = 200) -> fm.Recipe:
+def recipe(steps: int = 120) -> fm.Recipe:
     problem = fm.Problem(
         target="reviews",
         streams=[

@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+from transformers import AutoModelForMaskedLM
 
 from command_line import error_of, invoke
-from text_corpora import write_causal, write_lines
+from text_corpora import write_causal, write_encoder, write_lines
 
 SMALL = ("--model", "model", "--steps", 2, "--length", 16, "--batch-size", 2)
 
@@ -42,6 +43,20 @@ def test_a_dry_run_says_the_cost_and_trains_nothing(folder: Path) -> None:
     for label in ("STL", "EW", "with near", "with far", "ForkMerge-aux"):
         assert label in result.stdout
     assert not (folder / "runs").exists()
+
+
+def test_an_encoder_is_trained_whole_and_refitted_and_what_is_contaminated_can_be_kept(folder: Path) -> None:
+    write_encoder(folder / "encoder")
+    words = ("mix", "target.jsonl", "--with", "near.jsonl", *SMALL[2:], "--model", "encoder", "--full", "--refit")
+    words = (*words, "--id", "page", "--contamination", "report", "--no-baselines", "--workers", 1)
+    told = json.loads(invoke(*words, "--json").stdout)
+    assert (told["metric"], set(told["scores"])) == ("bits_per_token", {"mixture", "target only"})
+    near = {each["corpus"]: each for each in told["contamination"]}["near"]
+    assert len(near["same_id"]) >= 2
+    assert "kept, as --contamination report asks for" in invoke(*words, "--dry-run").stderr
+    model = AutoModelForMaskedLM.from_pretrained(told["model"])
+    before = AutoModelForMaskedLM.from_pretrained(folder / "encoder")
+    assert all((a != b).any() for a, b in zip(model.parameters(), before.parameters(), strict=True))
 
 
 def test_the_target_comes_first(folder: Path) -> None:

@@ -63,8 +63,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_from_pretrained_loads_the_weights_of_the_run(run: Path, tmp_path: Path) -> None:
+def test_from_pretrained_loads_the_weights_of_the_run(run: Path, tmp_path: Path, capfd) -> None:
     out = export_pretrained(run, tmp_path / "out", tiny())
+    assert capfd.readouterr() == ("", "")
     loaded = BertForSequenceClassification.from_pretrained(out).state_dict()
     expected = load_file(export_run(run, tmp_path / "plain") / "model.safetensors")
     assert loaded.keys() == expected.keys()
@@ -93,6 +94,13 @@ def test_hubs_read_the_card(run: Path, tmp_path: Path) -> None:
     assert told["command"] in text
 
 
+def test_training_of_one_branch_is_no_merge() -> None:
+    card = {"name": "x", "target": "t", "validation": {}, "test": {}, "branches": {"alone": {"t": 1.0}}}
+    head = TransformersFolder(tiny()).head(card)
+    assert 'base_model_relation: "finetune"' in head
+    assert '"merge"' not in head
+
+
 @pytest.mark.parametrize("name", ["", "/home/somebody/model", "../model", "a b"])
 def test_a_path_is_no_base_model(run: Path, tmp_path: Path, name: str) -> None:
     out = export_pretrained(run, tmp_path / "out", tiny(name))
@@ -103,7 +111,13 @@ def test_no_name_breaks_the_metadata_and_no_infinite_metric_enters_it() -> None:
     import yaml
 
     name = 'a: b"\n---\n\u202e\u2028 größe'
-    card = {"name": name, "target": name, "validation": {"nll": math.inf, "accuracy": 0.5}, "test": None}
+    card = {
+        "name": name,
+        "target": name,
+        "validation": {"nll": math.inf, "accuracy": 0.5},
+        "test": None,
+        "branches": {},
+    }
     begin, *lines, end = TransformersFolder(tiny()).head(card).split("\n")
     assert begin == end == "---"
     (entry,) = yaml.safe_load("\n".join(lines))["model-index"]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 from transformers import AutoModelForCausalLM
 
 import forkmerge as fm
 from forkmerge.algorithms.saved_run import read_run
+from forkmerge.experiments.events import JobEnded
 from forkmerge.experiments.mix import MixtureResult, mix, plan_mix, read_mix
 from forkmerge.experiments.run_results import read_run_results
 from text_corpora import write_causal, write_lines
@@ -63,12 +66,30 @@ def test_the_mixture_over_time_sums_to_one_and_relevance_is_its_mean(result: Mix
         assert low is None or low <= mean <= high
 
 
+def test_prompts_and_notebooks_show_what_it_found(result: MixtureResult) -> None:
+    lines = repr(result).splitlines()
+    assert lines[0] == f"Mixture for 'target': bits per byte on test text, lower is better; model: {result.model_is}"
+    shown = f"{fmean(result.scores['mixture'].values()):.4g}, 12 steps"
+    assert [line.split(maxsplit=1) for line in lines[1:2]] == [["mixture", shown]]
+    gain = f"{result.gains['equal weights'].mean:+.2g}"
+    assert any("equal weights" in line and f"the mixture gains {gain}" in line for line in lines)
+    assert [line.split()[0] for line in lines[-2:]] == ["1", "2"]
+    assert "<table" in result._repr_html_()
+
+
 def test_the_model_is_what_was_measured_with_its_adapters_merged(result: MixtureResult, folder: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(result.model)
     assert not any("lora" in name for name, _ in model.named_parameters())
     plan = plan_mix(folder / "target.jsonl", [folder / "near.jsonl", folder / "far.jsonl"], folder / "model", **OPTIONS)
     measured = fm.measure(model, plan.recipe.problem.test["target"])["bits_per_byte"]
     assert measured == pytest.approx(result.scores[result.model_is][0], rel=1e-4)
+
+
+def test_the_card_says_the_command_without_anybodys_folders(result: MixtureResult, folder: Path) -> None:
+    command = "forkmerge mix target.jsonl --with near.jsonl far.jsonl --model model"
+    told = json.loads((result.model / "card.json").read_text())["command"]
+    assert told == f"{command} --steps 4 --interval 2 --length 16 --batch-size 2 --lr 0.02 --seeds 2"
+    assert told in (result.model / "README.md").read_text()
 
 
 def test_the_target_only_is_what_is_kept_where_it_validates_better(
@@ -93,6 +114,23 @@ def test_a_folder_goes_on_from_anywhere(result: MixtureResult, folder: Path, mon
         mix(*words, out="out", **{**OPTIONS, "steps": 8})
 
 
+def test_interrupted_it_goes_on_to_the_same_bits(folder: Path) -> None:
+    words = (folder / "target.jsonl", [folder / "near.jsonl"], folder / "model")
+
+    def kill(event: object) -> None:
+        if isinstance(event, JobEnded):
+            raise KeyboardInterrupt
+
+    options = {**OPTIONS, "baselines": False}
+    with pytest.raises(KeyboardInterrupt):
+        mix(*words, out=folder / "killed", on_event=kill, **options)
+    with pytest.raises(fm.StoreError, match="no mixture yet"):
+        read_mix(folder / "killed")
+    resumed, whole = (mix(*words, out=folder / name, **options) for name in ("killed", "whole"))
+    assert resumed.scores == whole.scores
+    assert (resumed.model / "model.safetensors").read_bytes() == (whole.model / "model.safetensors").read_bytes()
+
+
 def test_without_baselines_only_the_target_alone_is_trained_beside_it(folder: Path) -> None:
     plan = plan_mix(folder / "target.jsonl", [folder / "near.jsonl"], folder / "model", baselines=False, **OPTIONS)
     assert {method.word for method in plan.methods} == {"stl", "forkmerge-aux"}
@@ -103,6 +141,7 @@ def test_a_refit_trains_on_validation_text_too(folder: Path) -> None:
     result = mix(*words, out=folder / "refitted", baselines=False, refit=True, **{**OPTIONS, "steps": 2})
     runs = [read_run(result.folder / run.folder) for run in read_run_results(result.folder)]
     assert {run.final for run in runs} == {"refit"}
+    assert "--refit --no-baselines" in (result.model / "README.md").read_text()
 
 
 def test_a_folder_without_results_says_so(tmp_path: Path) -> None:

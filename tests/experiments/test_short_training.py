@@ -47,3 +47,18 @@ def test_what_fit_refuses_is_refused_and_the_model_left_as_it_was() -> None:
     ):
         pass
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_a_rule_is_checked_with_the_metric_that_the_search_goes_by() -> None:
+    def flat(predictions: torch.Tensor, targets: torch.Tensor) -> float:
+        return 0.5
+
+    recipe = replace(RECIPE, problem=shared_problem(metrics={"flat": flat}))
+    rule = fm.ForkMerge(rule="one_standard_error")
+    with short_training(recipe, replace(rule, search_by="nll").settings(recipe.problem), plain_net(), 0):
+        pass
+    with (
+        pytest.raises(fm.ProblemError, match="needs metrics that add up over examples"),
+        short_training(recipe, rule.settings(recipe.problem), plain_net(), 0),
+    ):
+        pass

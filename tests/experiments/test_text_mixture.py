@@ -55,6 +55,14 @@ def test_the_recipe_forks_one_branch_per_corpus_and_trains(folder: Path) -> None
     assert all(set(each.branches) == {"alone", "near", "far"} for each in run.rounds)
 
 
+def test_the_learning_rate_is_that_of_adapters_unless_all_weights_are_trained_or_one_is_given(folder: Path) -> None:
+    target, others = paths(folder)
+    model = str(write_causal(folder / "model"))
+    options = ({}, {"full": True}, {"full": True, "lr": 0.5})
+    made = [recipe(target, others, model, length=16, **each) for each in options]
+    assert [each.optimizer.options["lr"] for each in made] == [2e-4, 5e-5, 0.5]
+
+
 def test_an_encoder_learns_masked_tokens_and_can_be_refitted(folder: Path) -> None:
     target, others = paths(folder)
     made = recipe(target, others[:1], str(write_encoder(folder / "model")), steps=2, interval=1, length=16, full=True)

@@ -41,7 +41,7 @@ def mix(
         int | None, typer.Option(min=1, metavar="N", help="Steps between merges.  [default: an eighth of the steps]")
     ] = None,
     lr: Annotated[
-        float | None, typer.Option(metavar="X", help="Learning rate.  [default: 2e-3 of adapters, 3e-4 with --full]")
+        float | None, typer.Option(metavar="X", help="Learning rate.  [default: 2e-4 of adapters, 5e-5 with --full]")
     ] = None,
     id_key: Annotated[
         str | None,

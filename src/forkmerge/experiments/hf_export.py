@@ -6,7 +6,8 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,20 +40,30 @@ class TransformersFolder(PlainTorch):
 
     def write(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:
         """Write config and weights into a new folder."""
-        self.model.load_state_dict(dict(tensors))
-        self.model.save_pretrained(folder)
+        self.load(tensors)
+        with without_progress_bars():
+            self.save(folder)
         for path in folder.iterdir():
             with path.open("rb+") as file:
                 sync(file)
 
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Give the model the weights of the run."""
+        self.model.load_state_dict(dict(tensors))
+
+    def save(self, folder: Path) -> None:
+        """Write what transformers writes."""
+        self.model.save_pretrained(folder)
+
     def head(self, card: Mapping[str, Any]) -> str:
         """Return the metadata that hubs read: JSON, which is YAML, so that no name can break it."""
         base = str(getattr(self.model.config, "_name_or_path", "") or "")
+        is_merged = len(card["branches"]) > 1
         metadata: dict[str, Any] = {
             **({"base_model": base} if _HUB_NAME.fullmatch(base) and not Path(base).exists() else {}),
-            "base_model_relation": "merge",
+            "base_model_relation": "merge" if is_merged else "finetune",
             "library_name": "transformers",
-            "tags": ["forkmerge", "merge"],
+            "tags": ["forkmerge", *(["merge"] if is_merged else [])],
         }
         results = [_result(card, split) for split in ("validation", "test") if _finite(card[split])]
         if results:
@@ -68,6 +79,21 @@ class TransformersFolder(PlainTorch):
         return f"As any model of transformers:\n\n{code_block('python', code)}"
 
 
+@contextmanager
+def without_progress_bars() -> Iterator[None]:
+    """Keep transformers from drawing bars: models are made for every run, and written in a moment."""
+    from transformers.utils import logging as untyped
+
+    logging: Any = untyped
+    is_shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if is_shown:
+            logging.enable_progress_bar()
+
+
 def _finite(metrics: Mapping[str, float] | None) -> dict[str, float]:
     return {name: value for name, value in (metrics or {}).items() if math.isfinite(value)}
 
@@ -76,7 +102,8 @@ def _result(card: Mapping[str, Any], split: str) -> dict[str, Any]:
     """Return metrics as a model index has them: of a task, on a data set."""
     metrics = [{"type": name, "name": name, "value": value} for name, value in _finite(card[split]).items()]
     task = {"type": "other", "name": card["target"]}
-    return {"task": task, "dataset": {"type": "other", "name": card["target"], "split": split}, "metrics": metrics}
+    data = {"type": "other", "name": card["target"], "split": card["test_split"] if split == "test" else split}
+    return {"task": task, "dataset": data, "metrics": metrics}
 
 
 def export_pretrained(folder: str | os.PathLike[str], out: str | os.PathLike[str], model: nn.Module) -> Path:

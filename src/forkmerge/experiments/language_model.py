@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from forkmerge.errors import ProblemError, check_packages
+from forkmerge.experiments.hf_export import without_progress_bars
 from forkmerge.problem.text.windows import BEGIN, byte_windows, token_windows
 
 _TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "spiece.model", "vocab.txt")
@@ -88,7 +88,7 @@ class LanguageModel:
         from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
         kind: Any = AutoModelForMaskedLM if self.is_encoder else AutoModelForCausalLM
-        with _without_progress_bars():
+        with without_progress_bars():
             if self.has_weights:
                 model = kind.from_pretrained(self.folder, **_OWN_CODE_ONLY)
             else:
@@ -150,21 +150,6 @@ class LanguageModel:
                 f"{self.folder} has no tokenizer, and the model knows {self.config.vocab_size} tokens, which is less "
                 f"than the {needed} of bytes: put its tokenizer beside it."
             )
-
-
-@contextmanager
-def _without_progress_bars() -> Iterator[None]:
-    """Keep transformers from drawing bars: a model is made for every run of a comparison."""
-    from transformers.utils import logging as untyped
-
-    logging: Any = untyped
-    is_shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if is_shown:
-            logging.enable_progress_bar()
 
 
 def _bytes_of(text: str, ends: Sequence[int]) -> Any:

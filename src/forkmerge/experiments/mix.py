@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,7 +17,6 @@ from forkmerge.algorithms.events.run_events import OnEvent
 from forkmerge.algorithms.events.send import ignore
 from forkmerge.algorithms.export import export_run
 from forkmerge.algorithms.fit import build_model
-from forkmerge.engine.storage.atomic_files import sync
 from forkmerge.errors import StoreError
 from forkmerge.experiments.comparison import Comparison, plan_comparison, run_comparison
 from forkmerge.experiments.hf_export import TransformersFolder
@@ -25,6 +25,7 @@ from forkmerge.experiments.paired_statistics import CONFIDENCE, Paired, compare_
 from forkmerge.experiments.recipe import recipe_from
 from forkmerge.experiments.run_results import RunResult, read_plan, read_run_results
 from forkmerge.experiments.text_mixture import corpus_from
+from forkmerge.problem.display import Display, Displayed
 
 RECIPE = "forkmerge.experiments.text_mixture:recipe"
 MODEL = "export/model"  # below a folder of its own: records of runs are looked for one level down
@@ -42,8 +43,8 @@ class Estimate(NamedTuple):
     high: float | None
 
 
-@dataclass(frozen=True)
-class MixtureResult:
+@dataclass(frozen=True, repr=False)
+class MixtureResult(Displayed):
     """What `mix` found.
 
     Args:
@@ -76,12 +77,33 @@ class MixtureResult:
     seconds: Mapping[str, float]
     model_is: str
 
+    @property
+    def labels(self) -> list[str]:
+        """The methods as they are shown, the mixture first."""
+        order = [_label(word) for word in (MIXED, ALONE, EQUAL)]
+        return [*(label for label in order if label in self.scores), *(x for x in self.scores if x not in order)]
+
     def to_json(self) -> dict[str, Any]:
         """Return everything as plain data."""
         scores = {name: {str(seed): value for seed, value in runs.items()} for name, runs in self.scores.items()}
         relevance = {name: estimate._asdict() for name, estimate in self.relevance.items()}
         paths = {"folder": str(self.folder), "model": None if self.model is None else str(self.model)}
         return {**asdict(self), **paths, "scores": scores, "relevance": relevance}
+
+    def display(self) -> Display:
+        """Return what a notebook shows: what every training reached, and the mixture over time."""
+        metric = self.metric.replace("_", " ")
+        names = list(self.mixture[0]) if self.mixture else []
+        facts = {label: self._reached(label) for label in self.labels}
+        facts["relevance"] = ", ".join(f"{name} {estimate.mean:.2f}" for name, estimate in self.relevance.items())
+        rows = [(str(number), *(f"{each[name]:.2f}" for name in names)) for number, each in enumerate(self.mixture, 1)]
+        title = f"Mixture for {next(iter(names), '')!r}: {metric} on {self.split} text, lower is better"
+        return Display(f"{title}; model: {self.model_is}", facts, ("round", *names), rows)
+
+    def _reached(self, label: str) -> str:
+        paired = self.gains.get(label)
+        gain = "" if paired is None else f"; the mixture gains {paired.mean:+.2g}"
+        return f"{fmean(self.scores[label].values()):.4g}, {self.steps[label]} steps{gain}"
 
 
 def mix(
@@ -246,17 +268,16 @@ class LanguageModelFolder(TransformersFolder):
         self.trained = cast(Any, build_model(made, seed=0))  # transformers' own methods are called
         super().__init__(self.trained if made.full else self.trained.get_base_model())
 
-    def write(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:
-        """Write config, weights and tokenizer into a new folder."""
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Give the model the weights of the run; adapters become part of them."""
         self.trained.load_state_dict(dict(tensors))
         self.model = self.trained if self.made.full else self.trained.merge_and_unload()
-        self.model.save_pretrained(folder)
-        tokenizer = self.made.tokenizer
-        if tokenizer is not None:
-            tokenizer.save_pretrained(folder)
-        for path in folder.iterdir():
-            with path.open("rb+") as file:
-                sync(file)
+
+    def save(self, folder: Path) -> None:
+        """Write what transformers writes, and the tokenizer."""
+        super().save(folder)
+        if self.made.tokenizer is not None:
+            self.made.tokenizer.save_pretrained(folder)
 
 
 def _write_model(folder: Path, result: RunResult) -> Path:
@@ -266,5 +287,26 @@ def _write_model(folder: Path, result: RunResult) -> Path:
         assert plan is not None
         made = recipe_from({"settings": plan["settings"], "folders": []}).model
         assert isinstance(made, LanguageModel)
-        export_run(folder / result.folder, out, LanguageModelFolder(made))
+        export_run(folder / result.folder, out, LanguageModelFolder(made), _command(plan))
     return out
+
+
+def _command(plan: Mapping[str, Any]) -> str:
+    """Return the command of a mixture, for a card: without folders, which are nobody else's."""
+    options = dict(plan["settings"]["arguments"])
+    words = ["forkmerge", "mix", _file_of(options.pop("corpus")), "--with"]
+    words += [*map(_file_of, options.pop("auxiliaries")), "--model", Path(options.pop("model")).name]
+    options |= {name: Path(options[name]).name for name in ("validation", "test") if name in options}
+    options["id"] = options.pop("id_key", None)
+    methods = [method["word"] for method in plan["methods"]]
+    options |= {"refit": plan["equal_labels"], "no_baselines": EQUAL not in methods, "seeds": len(plan["seeds"])}
+    for name, value in options.items():
+        if value is not None and value is not False:
+            words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+    return shlex.join(words)
+
+
+def _file_of(word: str) -> str:
+    name, _, path = word.partition("=")
+    file = Path(path).name
+    return file if name == file.partition(".")[0] else f"{name}={file}"

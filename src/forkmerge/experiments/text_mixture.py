@@ -22,7 +22,7 @@ from forkmerge.problem.text.masked_windows import MaskedTokens, bits_per_token, 
 from forkmerge.problem.text.windows import bits_per_byte, measure_bits, next_token_loss
 
 _HELD_OUT = 0.2  # of the target's text to test on, and as much to validate on
-_LR = {True: 3e-4, False: 2e-3}  # of all weights, and of adapters, which start from 0
+_LR = {True: 5e-5, False: 2e-4}  # of all weights, and of adapters, which start from 0
 
 
 def recipe(
@@ -56,7 +56,7 @@ def recipe(
         batch_size: Windows per step.
         steps: Training steps.
         interval: Steps between merges; None makes eight merges.
-        lr: Learning rate of AdamW; None for 2e-3 with adapters and 3e-4 without.
+        lr: Learning rate of AdamW; None for 2e-4 with adapters and 5e-5 without.
         id_key: The key of an id that translations share, in JSON lines; "file" for the file's name.
         contamination: Whether documents that give away held-out ones are left out, or only reported.
     """

@@ -28,9 +28,8 @@ def mixture_tables(result: MixtureResult) -> list[Table]:
 
 def _scores(result: MixtureResult) -> Table:
     metric = result.metric.replace("_", " ")
-    order = ["mixture", "target only", "equal weights", *(name for name in result.scores if name.startswith("with "))]
     rows = []
-    for label in (name for name in order if name in result.scores):
+    for label in result.labels:
         values = spread(list(result.scores[label].values()))
         deviation = "" if values.std is None else f" ± {values.std:.2g}"
         is_best = result.best_single is not None and label == f"with {result.best_single}"
