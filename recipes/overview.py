@@ -128,5 +128,10 @@ def block(settings: Sequence[Setting]) -> str:
 
 def with_block(readme: str, settings: Sequence[Setting]) -> str:
     """Return a README with its table as the records give it; as it is, where it has no marks."""
-    marks = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.S)
-    return marks.sub(lambda _: f"{BEGIN}\n\n{block(settings)}\n\n{END}", readme)
+    return with_lines(readme, BEGIN, END, block(settings).splitlines())
+
+
+def with_lines(page: str, begin: str, end: str, lines: Sequence[str]) -> str:
+    """Return a page with other lines between two marks; as it is, where it has no marks."""
+    marks = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.S)
+    return marks.sub(lambda _: "\n".join([begin, "", *lines, "", end]), page)

@@ -1,4 +1,4 @@
-"""`./run results`: docs/results.md and its details from the records in results/, and from nothing else.
+"""`./run results`: docs/results*.md and docs/what-matters.md from the records in results/, and from nothing else.
 
 python recipes/page.py             make the pages, and the table in README.md
 python recipes/page.py NAME …      run recipes/small/NAME.toml, or go on with it, keep its records, make the pages
@@ -15,8 +15,10 @@ from pathlib import Path
 from statistics import fmean
 
 from claims import claims_table
+from mixture import with_mixture
 from overview import meaning, table, tally, with_block
 from setting import Setting, mean, percent, read_settings, show_paired
+from what_matters import page as page_of_mechanisms
 
 from forkmerge.report.comparison_tables import tables_of
 from forkmerge.report.table import to_markdown
@@ -25,6 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ADVICE = ROOT / "benchmarks" / "results" / "advice.json"
 RECIPES, RECORDS = ROOT / "recipes" / "small", ROOT / "results"
 PAGE, DETAILS, README = ROOT / "docs" / "results.md", ROOT / "docs" / "results-details.md", ROOT / "README.md"
+MECHANISMS = ROOT / "docs" / "what-matters.md"
 
 _SUMMARY_HEAD = """# Results on small real data
 
@@ -252,11 +255,12 @@ def run(names: Sequence[str]) -> int:
 
 def _made() -> dict[Path, str]:
     """Return what every file should hold."""
-    settings = read_settings(RECORDS, ADVICE)
+    settings, studies = read_settings(RECORDS, ADVICE), read_settings(RECORDS / "development")
     return {
         PAGE: summary_page(settings),
-        DETAILS: page(settings, read_settings(RECORDS / "development")),
-        README: with_block(README.read_text("utf-8"), settings),
+        DETAILS: page(settings, studies),
+        MECHANISMS: page_of_mechanisms(studies),
+        README: with_mixture(with_block(README.read_text("utf-8"), settings), settings),
     }
 
 
@@ -272,7 +276,7 @@ def main(words: Sequence[str]) -> int:
     if status != 2:
         for path, text in _made().items():
             path.write_text(text, "utf-8")
-        print(f"written to {PAGE.relative_to(ROOT)} and {DETAILS.relative_to(ROOT)}")
+        print("written to " + ", ".join(str(path.relative_to(ROOT)) for path in (PAGE, DETAILS, MECHANISMS)))
     return status
 
 

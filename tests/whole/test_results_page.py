@@ -130,6 +130,33 @@ def test_variants_of_a_setting_stand_in_the_table_but_are_not_counted(scripts):
     assert "Of 1 settings" in text
 
 
+def test_a_mechanism_is_judged_by_forms_that_differ_in_it_alone(scripts):
+    import what_matters
+
+    _, _, setting = scripts
+    gains = {
+        "stl": 0.0,
+        "forkmerge": 2.0,
+        "forkmerge-aux": 4.0,
+        "forkmerge-aux[search_by='nll']": 7.0,
+        "forkmerge-aux[search_by='nll',rule='bagged']": 3.0,
+        "forkmerge-aux[search_by='nll',rule='bagged',per_round=1,interval=10]": 3.01,
+    }
+    text = what_matters.page([setting.Setting("x", *made(gains))])
+    rows = {row[0]: row for row in (line.strip("| ").split(" | ") for line in text.splitlines() if line[:2] == "| ")}
+    counts = {title: row[1:4] for title, row in rows.items() if len(row) == 5 and row[1].isdigit()}
+    assert counts == {
+        "One branch per auxiliary": ["1", "1", "0"],
+        "A smooth cost": ["1", "1", "0"],
+        "Rules that know the noise": ["1", "0", "1"],
+        "Branches in turn": ["1", "0", "0"],
+    }
+    assert rows["A smooth cost"][4] == "+5.99"
+    assert "| x | 3 | `forkmerge` | `forkmerge-aux` | +" in text
+    assert "## Searching" not in text
+    assert "There are no records yet." in what_matters.page([])
+
+
 def test_steps_of_all_branches_are_counted_also_after_pruning_and_refits(scripts):
     import overview
 

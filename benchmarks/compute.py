@@ -1,0 +1,124 @@
+"""CPU time of ForkMerge's forms over single-task training of as many steps, for two, four and eight auxiliaries.
+
+    ./run bench compute [--repeats 3]
+
+One thread, no folder, no refit and no floor; each form is timed once per repeat, after single-task training of the same
+repeat. Tasks share their inputs, or every auxiliary brings its own, which a step with it reads besides the target's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from harness import begin, parser, quartiles, save
+from nets import Case, resnet
+from page import Goal, Section, Table, show
+from rich.progress import Progress
+from torch.utils.data import TensorDataset
+
+import forkmerge as fm
+
+ROUNDS, VALIDATION = 10, 128
+SEARCH: dict[str, Any] = {"search_by": "nll", "rule": "one_standard_error"}
+FORMS = {
+    "in turn": {"mixtures": "per_auxiliary", "per_round": 1, **SEARCH},
+    "two branches": {"mixtures": "mixed", **SEARCH},
+    "all branches": {"mixtures": "per_auxiliary", **SEARCH},
+}
+GOALS = {"shared": 2.3, "own": 3.2}
+SHARE = 0.4  # of the compute of all branches, for three auxiliaries and more
+
+
+def problem(case: Case) -> fm.Problem:
+    """The case's problem, with as many validation examples as a user with few labels has."""
+    made = case.problem()
+    images, labels = case.inputs[:VALIDATION], case.labels[0][:VALIDATION]
+    held_out = fm.Evaluation(TensorDataset(images, labels), fm.accuracy, made.validation[made.target].predict)
+    return fm.Problem(made.target, made.streams, held_out)
+
+
+def contenders(case: Case, steps: int) -> dict[str, Callable[[], Any]]:
+    """Single-task training first, then the forms."""
+    algorithms: dict[str, Any] = {"STL": fm.SingleTask()}
+    algorithms |= {name: fm.ForkMerge(interval=max(1, steps // ROUNDS), **form) for name, form in FORMS.items()}
+    given: dict[str, Any] = {"optimizer": fm.OptimizerOf("SGD", lr=0.01, momentum=0.9), "steps": steps, "threads": 1}
+    return {
+        name: lambda algorithm=algorithm: algorithm.fit(problem(case), model=case.model, **given, paired=False)
+        for name, algorithm in algorithms.items()
+    }
+
+
+def measure(case: Case, steps: int, repeats: int, advance: Callable[[], None]) -> dict[str, Any]:
+    """Return the ratios of CPU time to single-task training's, repeat by repeat."""
+    found: dict[str, list[float]] = {}
+    for repeat in range(repeats + 1):  # the first warms up
+        alone = 0.0
+        for name, run in contenders(case, steps if repeat else ROUNDS).items():
+            started = time.process_time()
+            run()
+            seconds = time.process_time() - started
+            alone = alone or seconds
+            if repeat and name != "STL":
+                found.setdefault(name, []).append(seconds / alone)
+        advance()
+    return {name: quartiles(values) for name, values in found.items()}
+
+
+def section(results: Mapping[str, Any]) -> Section:
+    """Say what the results mean."""
+    rows, goals = [], []
+    for case in results["cases"]:
+        ratios = {name: case["ratios"][name]["median"] for name in FORMS}
+        share = ratios["in turn"] / ratios["all branches"]
+        inputs = "shared" if case["inputs"] == "shared" else "their own"
+        rows.append(
+            [f"{case['auxiliaries']}, {inputs}", *(f"{ratio:.2f}" for ratio in ratios.values()), f"{share:.0%}"]
+        )
+        what = f"branches in turn, {case['auxiliaries']} auxiliaries, inputs {inputs}"
+        goals.append(Goal(what, GOALS[case["inputs"]], ratios["in turn"], unit=" ×"))
+        if case["auxiliaries"] >= 3:
+            goals.append(Goal(f"{what}: share of all branches' compute", SHARE, share))
+    worst = {
+        inputs: max(c["ratios"]["in turn"]["median"] for c in results["cases"] if c["inputs"] == inputs)
+        for inputs in GOALS
+    }
+    said = (
+        f"at most {worst['shared']:.2f} where tasks share inputs, {worst['own']:.2f} where auxiliaries bring their own"
+    )
+    return Section(
+        "Compute",
+        "CPU time of ForkMerge over single-task training of as many steps, one thread, without refit and floor.",
+        [Table(["auxiliaries, inputs", *FORMS, "in turn, of all branches"], rows)],
+        goals,
+        [
+            f"A small residual network, {results['steps']} steps of 64 images in {ROUNDS} rounds, {VALIDATION} "
+            "validation examples; searches by likelihood with the one-standard-error rule. *In turn*: the target "
+            "alone and one auxiliary's branch in every round (`per_round=1`)."
+        ],
+        [("What does ForkMerge cost with branches in turn, in CPU time of single-task training?", said)],
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("--repeats", type=int)
+    options = begin(arguments, argv)
+    repeats, steps = options.repeats or (1 if options.quick else 3), 2 * ROUNDS if options.quick else 200
+    images = torch.randn(1024, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    counts, cases = (2,) if options.quick else (2, 4, 8), []
+    with Progress() as progress:
+        task = progress.add_task("compute", total=2 * len(counts) * (repeats + 1))
+        for inputs in GOALS:
+            for count in counts:
+                case = Case("", lambda: resnet(8), [64], images, count + 1, 64, inputs == "own")
+                ratios = measure(case, steps, repeats, lambda: progress.advance(task))
+                cases.append({"inputs": inputs, "auxiliaries": count, "ratios": ratios})
+    save("compute", {"repeats": repeats, "steps": steps, "cases": cases}, options.out)
+    show("compute", options.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""The mixture of texts in one table, for README.md: manual pages in languages with little text.
+
+README.md shows it between `<!-- mixture:begin -->` and `<!-- mixture:end -->`; `./run results` writes what is between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+
+from overview import with_lines
+from setting import Setting, mean, percent
+
+BEGIN, END = "<!-- mixture:begin -->", "<!-- mixture:end -->"
+METRIC, FORM = "bits_per_byte", "forkmerge-aux"
+LANGUAGES = {"manpages": "Danish", "manpages-nb": "Norwegian", "manpages-ro": "Romanian"}
+ROWS = {
+    "stl": "target only",
+    "ew": "equal weights",
+    "proportional": "weights by size",
+    "with:": "best single corpus, known afterwards",
+    "posttrain": "all, then the target (Post-train)",
+    "autolambda": "learned weights (Auto-λ)",
+    "forkmerge-aux-uniform": "merges with equal coefficients",
+    "forkmerge-aux-once": "one searched merge at the end",
+    FORM: "**ForkMerge**, one branch per corpus",
+}
+
+
+def with_mixture(readme: str, settings: Sequence[Setting]) -> str:
+    """Return a README with its table as the records give it; as it is without marks or records."""
+    known = [s for s in settings if s.name in LANGUAGES and FORM in s.overall]
+    known.sort(key=lambda s: list(LANGUAGES).index(s.name))
+    return with_lines(readme, BEGIN, END, _table(known)) if known else readme
+
+
+def _table(settings: Sequence[Setting]) -> list[str]:
+    heads = [f"{LANGUAGES[s.name]}, {s.seeds} seeds" for s in settings]
+    lines = ["| bits per byte of test text, lower is better | " + " | ".join(heads) + " |"]
+    lines.append("|---" * (len(settings) + 1) + "|")
+    for word, name in ROWS.items():
+        lines.append("| " + " | ".join([name, *(_bits(s, word) for s in settings)]) + " |")
+    for words, title in ((equal_steps, "steps"), (equal_compute, "compute")):
+        cells = [_against_best(s, words(s)) for s in settings]
+        lines.append("| " + " | ".join([f"ForkMerge against the best other at equal {title}, %", *cells]) + " |")
+    return lines
+
+
+def equal_steps(s: Setting) -> list[str]:
+    """Return what nobody would have to know the best corpus for, with as many steps; merges without a search, too."""
+    return [*s.others, *(word for word in s.compute if word.endswith("-uniform"))]
+
+
+def equal_compute(s: Setting) -> list[str]:
+    """Return what the compute of all branches would have bought otherwise, and merges without a search."""
+    return [*s.compute, *(word for word in s.others if word.endswith("-once"))]
+
+
+def _bits(s: Setting, word: str) -> str:
+    words = [known for known in s.overall if known == word or (word == "with:" and known.startswith(word))]
+    if not words:
+        return "–"
+    best = max(words, key=lambda known: mean(s.overall[known]))
+    label = f" ({s.labels[best].removeprefix('with ')})" if word == "with:" else ""
+    shown = f"{fmean(run.metrics[METRIC] for run in s.finals(best)):.3f}{label}"
+    return f"**{shown}**" if word == FORM else shown
+
+
+def _against_best(s: Setting, words: Sequence[str]) -> str:
+    best = max(words, key=lambda word: mean(s.overall[word]), default=None)
+    found = s.paired(FORM, best) if best is not None else None
+    if found is None or best is None:
+        return "–"
+    interval = "" if found.low is None else f" [{percent(found.low)}, {percent(found.high)}]"
+    return f"{percent(found.mean)}{interval} ({s.labels[best]})"

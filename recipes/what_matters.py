@@ -1,0 +1,156 @@
+"""docs/what-matters.md: every mechanism of ForkMerge on and off, from the development records and from nothing else.
+
+Two forms of ForkMerge that were run on the same seeds and differ in one mechanism alone are a comparison of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from overview import LOSS, WIN, steps_ratio, verdict
+from setting import Setting, percent, show_paired
+
+from forkmerge.experiments.paired_statistics import Paired
+from forkmerge.methods.option_syntax import show_options
+
+Options = dict[str, object]
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """What can be on or off.
+
+    Args:
+        title: Its name.
+        words: What it does, for somebody who has not read the paper.
+        options: The options that it is made of; two forms that differ in these alone are compared.
+        key: The option without which it is off; None where it is in the word itself.
+        bases: The words without and with it, where it is in the word itself.
+    """
+
+    title: str
+    words: str
+    options: tuple[str, ...] = ()
+    key: str | None = None
+    bases: tuple[str, str] | None = None
+
+    def is_between(self, before: tuple[str, Options], after: tuple[str, Options]) -> bool:
+        """Whether it is off in one form, on in the other, and all that is different between them."""
+        (base, options), (other, others) = before, after
+        if self.bases is not None:
+            return (base, other) == self.bases and options == others
+        rest = [{k: v for k, v in each.items() if k not in self.options} for each in (options, others)]
+        return base == other and rest[0] == rest[1] and self.key not in options and self.key in others
+
+
+MECHANISMS = (
+    Mechanism(
+        "One branch per auxiliary",
+        "Instead of two branches, the target alone and with all auxiliaries, one branch for every auxiliary. A merge "
+        "can take one and leave another.",
+        bases=("forkmerge", "forkmerge-aux"),
+    ),
+    Mechanism(
+        "Searching",
+        "The coefficients of a merge are found on validation data, instead of equal ones that look at nothing.",
+        bases=("forkmerge-aux-uniform", "forkmerge-aux"),
+    ),
+    Mechanism(
+        "A smooth cost",
+        "The search goes by likelihood (`search_by='nll'`) instead of the metric that is reported. Few examples decide "
+        "an accuracy by a handful of them; all of them speak in a likelihood.",
+        ("search_by",),
+        "search_by",
+    ),
+    Mechanism(
+        "Rules that know the noise",
+        "Among candidates that validation cannot tell apart, the one nearest to uniform (`one_standard_error`), or the "
+        "mean of what resamples of the validation examples would choose (`bagged`), instead of the best "
+        "(`argmax`).",
+        ("rule",),
+        "rule",
+    ),
+    Mechanism(
+        "Branches in turn",
+        "In every round, the target alone and one auxiliary's branch (`per_round=1`), with shorter rounds: two "
+        "branches at a time, however many auxiliaries there are.",
+        ("per_round", "interval"),
+        "per_round",
+    ),
+    Mechanism(
+        "A tail on the target",
+        "The last part of every branch's steps is on the target alone (`tail`), so that a search sees what a branch is "
+        "worth once the target has been trained on.",
+        ("tail", "tail_anneal", "interval"),
+        "tail",
+    ),
+    Mechanism(
+        "Recomputed statistics",
+        "Those of normalisation layers are computed anew for a merge (`bn='recompute'`) instead of averaged.",
+        ("bn", "bn_batches"),
+        "bn",
+    ),
+)
+
+_HEAD = """# What matters
+
+Each mechanism of ForkMerge on and off, all else equal, on development data: other seeds or other examples than those of
+the [results](results.md), so that options can be chosen here and judged there. Made by `./run results` from the records
+in `results/development/`; `forkmerge compare recipes/development/NAME.toml` makes those. Every form that was tried,
+beside other methods: [how options were chosen](results-details.md#how-options-were-chosen).
+
+*difference*: of Δ_m, the mean relative change against single-task training in per cent, with the 95 % interval over
+paired seeds and seeds won–tied–lost; + means that the mechanism helps. *steps ×*: training steps without → with it,
+over those of single-task training. Settings with two seeds have intervals that say little.
+"""
+
+
+def page(studies: Sequence[Setting]) -> str:
+    """Return the page: what to remember, then a section per mechanism."""
+    found = {mechanism: list(_rows(mechanism, studies)) for mechanism in MECHANISMS}
+    shown = {mechanism: rows for mechanism, rows in found.items() if rows}
+    if not shown:
+        return _HEAD + "\nThere are no records yet.\n"
+    lines = [_HEAD, "## In short", "", "| mechanism | comparisons | better | worse | mean difference, % |"]
+    lines += ["|---|---|---|---|---|", *(_short(mechanism, rows) for mechanism, rows in shown.items()), ""]
+    lines += ["*better*, *worse*: beyond noise, which is to say that the interval does not hold 0.", ""]
+    for mechanism, rows in shown.items():
+        lines += [f"## {mechanism.title}", "", mechanism.words, ""]
+        lines += ["| setting | seeds | without | with | difference | steps × |", "|---|---|---|---|---|---|"]
+        lines += [row.cells for row in rows] + [""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+@dataclass(frozen=True)
+class _Row:
+    difference: Paired
+    cells: str
+
+
+def _rows(mechanism: Mechanism, studies: Sequence[Setting]) -> Iterator[_Row]:
+    for s in studies:
+        forms = {
+            word: (found.base, dict(found.options))
+            for word, found in s.contenders.items()
+            if found.base.startswith("forkmerge") and word in s.overall
+        }
+        for before, after in ((a, b) for a in forms for b in forms if mechanism.is_between(forms[a], forms[b])):
+            difference = s.paired(after, before)
+            if difference is None:
+                continue
+            shown = [_name(s, word) for word in (before, after)]
+            ratio = " → ".join(f"{steps_ratio(s, word):.1f}" for word in (before, after))
+            cells = [s.name, str(difference.count), *shown, show_paired(difference), ratio]
+            yield _Row(difference, "| " + " | ".join(cells) + " |")
+
+
+def _name(s: Setting, word: str) -> str:
+    found = s.contenders[word]
+    return f"`{found.base}{show_options(dict(found.options))}`"
+
+
+def _short(mechanism: Mechanism, rows: Sequence[_Row]) -> str:
+    verdicts = [verdict(row.difference) for row in rows]
+    average = sum(row.difference.mean for row in rows) / len(rows)
+    return f"| {mechanism.title} | {len(rows)} | {verdicts.count(WIN)} | {verdicts.count(LOSS)} | {percent(average)} |"
