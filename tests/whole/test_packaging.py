@@ -11,12 +11,14 @@ import sys
 import tarfile
 import zipfile
 from collections.abc import Iterator
+from importlib.metadata import distributions, packages_distributions, requires
 from pathlib import Path
 
 import pytest
 import yaml
 from packaging.metadata import Metadata
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 import forkmerge
@@ -82,10 +84,48 @@ def test_the_wheel_ships_every_module_the_type_marker_the_licence_and_the_comman
     wheel, _ = built
     names = set(wheel.namelist())
     (entry_points,) = (wheel.read(name).decode() for name in names if name.endswith("entry_points.txt"))
-    modules = {path.relative_to(PACKAGE.parent).as_posix() for path in PACKAGE.rglob("*.py")}
-    assert modules | {"forkmerge/py.typed"} <= names
+    files = {path.relative_to(PACKAGE.parent).as_posix() for path in PACKAGE.rglob("*.*") if path.suffix != ".pyc"}
+    assert {"forkmerge/py.typed", "forkmerge/report/page.html"} < files <= names
     assert any(name.endswith("/licenses/LICENSE") for name in names)
     assert "forkmerge = forkmerge.cli:main" in entry_points
+
+
+def _installed_with(requirement: str) -> set[str]:
+    """The packages that pip would install for a requirement, the package itself included."""
+    packages: set[str] = set()
+    waiting = [Requirement(requirement)]
+    while waiting:
+        wanted = waiting.pop()
+        if str(wanted) in packages:
+            continue
+        packages.add(str(wanted))
+        further = [Requirement(text) for text in requires(wanted.name) or ()]
+        for extra in ("", *wanted.extras):
+            waiting += [each for each in further if each.marker is None or each.marker.evaluate({"extra": extra})]
+    return {canonicalize_name(Requirement(text).name) for text in packages}
+
+
+def test_the_wheel_alone_runs_the_demo_from_an_empty_folder_with_no_package_but_those_of_its_extra(built, tmp_path):
+    wheel, _ = built
+    wheel.extractall(tmp_path / "wheel")
+    (tmp_path / "empty").mkdir()
+    needed = _installed_with("forkmerge[demo]")
+    assert {"torch", "mlxtend", "scipy"} < needed
+    owners = {name: {canonicalize_name(owner) for owner in of} for name, of in packages_distributions().items()}
+    absent = [name for name, of in owners.items() if not of & (needed | {"setuptools", "pip"})]
+    assert {"pytest", "plotly", "transformers"} < set(absent)
+    code = "import sys; sys.modules.update(dict.fromkeys(sys.argv[1:])); from forkmerge.cli import demo; "
+    code += "demo.run_demo(seeds=1, workers=1, steps=8); print(demo.__file__)"
+    ran = subprocess.run(
+        [sys.executable, "-c", code, *absent],
+        cwd=tmp_path / "empty",
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "wheel"), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.splitlines()[-1] == str(tmp_path / "wheel" / "forkmerge" / "cli" / "demo.py")
+    assert (tmp_path / "empty" / "runs" / "demo" / "coefficients.png").is_file()
 
 
 def test_the_sdist_holds_what_the_wheel_is_built_from_and_what_tests_it(built):
@@ -107,6 +147,9 @@ def test_the_metadata_is_valid_and_the_readme_is_its_description(built, kind):
     assert metadata.description_content_type == "text/markdown"  # anything else would be rendered as reStructuredText
     assert metadata.description == (ROOT / "README.md").read_text(encoding="utf-8")
     assert metadata.license_expression == "MIT"
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))["preferred-citation"]
+    (preprint,) = (each["value"].removeprefix("arXiv:") for each in citation["identifiers"])
+    assert metadata.project_urls["Paper"] == f"https://arxiv.org/abs/{preprint}"
 
 
 def test_twine_finds_nothing_wrong(built):
@@ -162,6 +205,18 @@ def test_everything_the_suite_installs_directly_is_pinned():
     wanted = [Requirement(text) for text in (*project["dependencies"], *extras)]
     names = {canonicalize_name(item.name) for item in wanted if item.marker is None or item.marker.evaluate()}
     assert names - {"forkmerge"} <= {canonicalize_name(pin.name) for pin in pins}
+
+
+def test_a_pin_has_a_marker_where_its_release_no_longer_supports_the_oldest_python():
+    """As the file says; without it pip finds no solution there, and tries every release of everything first."""
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    oldest = PYPROJECT["project"]["requires-python"].removeprefix(">=")
+    unmarked = [pin.name for pin in pins if pin.marker is None or pin.marker.evaluate({"python_version": oldest})]
+    installed = {canonicalize_name(each.name): each.metadata.get("Requires-Python") for each in distributions()}
+    ranges = {name: installed.get(canonicalize_name(name)) for name in unmarked}
+    assert len([each for each in ranges.values() if each]) > 50
+    assert not {name: each for name, each in ranges.items() if each and oldest not in SpecifierSet(each)}
 
 
 def test_building_the_package_needs_no_torch():

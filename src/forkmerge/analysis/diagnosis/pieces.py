@@ -30,9 +30,9 @@ from forkmerge.analysis.transfer_runs import (
 )
 from forkmerge.engine.executors.executor import Tell
 from forkmerge.engine.executors.parallel_calls import describe_error, using_threads
+from forkmerge.engine.storage.atomic_files import safe_name
 from forkmerge.engine.storage.json_files import read_versioned, write_versioned
 from forkmerge.engine.storage.records import Record
-from forkmerge.experiments.comparison_run import safe_name
 from forkmerge.problem.definition import Problem
 from forkmerge.problem.made_auxiliaries import with_l2
 from forkmerge.problem.randomness import random_state_kept
