@@ -124,7 +124,7 @@ def resume_twice(suite: Suite, executor: str, tries: int) -> Iterator[Try]:
 
 
 def fill_disk(suite: Suite, executor: str, tries: int) -> Iterator[Try]:
-    """A disk of a random size that is too small; then it gets room, and the run is resumed.
+    """A disk of a random size that is too small; then it gets room, and the run is resumed or begun.
 
     A file system in memory, in a name space of its own (`unshare`), which needs no other rights on most systems.
     """
@@ -144,7 +144,7 @@ def fill_disk(suite: Suite, executor: str, tries: int) -> Iterator[Try]:
         lines = done.stdout.splitlines()
         messages = [line.split(" ", 1)[1] for line in lines if line.startswith(REFUSED)]
         results = [line.split(" ", 1)[1] for line in lines if line.startswith(ENDED)]
-        message = next((each for each in messages if "No space left" in each), "")
+        message = next((each for each in messages if "No space left" in each or "are free there" in each), "")
         problem = "" if message else f"no error named the disk: {messages} {(done.stderr or done.stdout)[-300:]}"
         yield suite.judged(fault, executor, End(results[-1] if results else "", message, False, 0), problem)
 

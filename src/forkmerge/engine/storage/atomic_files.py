@@ -66,9 +66,13 @@ def check_space(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(existing).free
     if free < needed:
         raise StoreError(
-            f"{folder} will need about {needed / 1e9:.3g} GB, and {free / 1e9:.3g} GB are free there: free some space, "
+            f"{folder} will need about {_megabytes(needed)}, and {_megabytes(free)} are free there: free some space, "
             "or choose a folder on another disk."
         )
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:,.0f} MB" if count >= 1e8 else f"{count / 1e6:.3g} MB"
 
 
 def is_full(error: BaseException) -> bool:
