@@ -76,10 +76,12 @@ def stop_worker(suite: Suite, executor: str, tries: int) -> Iterator[Try]:
     """SIGSTOP of a worker, or of the process itself where there is none, for a minute."""
     fault = f"stopped for {STOPPED_SECONDS:.0f} s"
     for draw in suite.draws(f"{fault} {executor}", tries):
-        process, _ = suite.at_random_moment(draw, executor)
-        children = suite.workers(process, executor)
-        stopped = draw.choice(children) if children else process.id
-        send(stopped, signal.SIGSTOP)
+        is_hit = False
+        while not is_hit:
+            process, _ = suite.at_random_moment(draw, executor)
+            candidates = [process.id] if executor == "serial" else suite.workers(process, executor)
+            stopped = draw.choice(candidates) if candidates else None
+            is_hit = stopped is not None and process.is_running and send(stopped, signal.SIGSTOP)
         time.sleep(STOPPED_SECONDS)
         send(stopped, signal.SIGCONT)
         yield suite.judged(fault, executor, process.end())
@@ -89,11 +91,14 @@ def remove_folder(suite: Suite, executor: str, tries: int) -> Iterator[Try]:
     """The run's folder is removed under it; then the run is started anew."""
     fault = "folder removed"
     for draw in suite.draws(f"{fault} {executor}", tries):
-        folder = suite.new_folder()
-        process = suite.run(folder, executor)
-        process.wait_for_events(draw.randint(1, suite.events[executor] - 2))
-        shutil.rmtree(folder, ignore_errors=True)
-        first = process.end()
+        is_hit = False
+        while not is_hit:
+            folder = suite.new_folder()
+            process = suite.run(folder, executor)
+            process.wait_for_events(draw.randint(1, suite.events[executor] - 2))
+            is_hit = process.is_running
+            shutil.rmtree(folder, ignore_errors=True)
+            first = process.end()
         shutil.rmtree(folder, ignore_errors=True)
         again = suite.run(folder, executor).end()
         is_fine = first.is_refusal or first.checksum == suite.expected
@@ -144,9 +149,14 @@ def fill_disk(suite: Suite, executor: str, tries: int) -> Iterator[Try]:
         lines = done.stdout.splitlines()
         messages = [line.split(" ", 1)[1] for line in lines if line.startswith(REFUSED)]
         results = [line.split(" ", 1)[1] for line in lines if line.startswith(ENDED)]
-        message = next((each for each in messages if "No space left" in each or "are free there" in each), "")
+        message = disk_message(messages)
         problem = "" if message else f"no error named the disk: {messages} {(done.stderr or done.stdout)[-300:]}"
         yield suite.judged(fault, executor, End(results[-1] if results else "", message, False, 0), problem)
+
+
+def disk_message(messages: list[str]) -> str:
+    """Return the error that names the disk: that it is full or, before anything is written, too small; "" for none."""
+    return next((each for each in messages if "No space left" in each or "are free there" in each), "")
 
 
 def damage_files(suite: Suite, executor: str, tries: int) -> Iterator[Try]:

@@ -21,15 +21,15 @@ _COLUMNS = ("fault", "branches run", "tries", "survived", "same bits", "message,
 _FAULTS = """
 ## What the faults are
 
-- **driver killed**: SIGKILL between two events, then a resume. Workers must end by themselves; those that live on count
-  as a failure.
+- **driver killed**: SIGKILL while the run starts or between two events, then a resume. Workers must end by themselves;
+  those that live on count as a failure.
 - **worker killed**: SIGKILL of a random worker. The segment is trained again by another one; the run is not resumed
   unless it gave up.
 - **node killed**: SIGKILL of all processes of a simulated node of a Ray cluster, and with them of a worker and of the
   states that were there; a new node comes up. The run goes on by itself, and is resumed only if it gave up.
 - **stopped for 60 s**: SIGSTOP, and SIGCONT a minute later, of a worker, or of the process itself where there is none.
-- **disk full**: the folder is on a file system of a random size below what it needs. Then it gets room, and the run is
-  resumed.
+- **disk full**: the folder is on a file system of a random size below what it needs, which is noticed before training
+  or by a write. Then it gets room, and the run is begun or resumed.
 - **folder removed**: while the run goes on. It must end with an error, or with the right result in memory; then the
   run is started anew.
 - **two resumes at once** of an interrupted run: one goes on, the other is refused, or finds it finished.

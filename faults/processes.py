@@ -61,6 +61,11 @@ class RunProcess:
         """The process's id."""
         return self._process.pid
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
+
     def wait_for_events(self, count: int) -> bool:
         """Wait until so many events were told; False if the process ended before."""
         ends = time.monotonic() + LONGEST

@@ -24,6 +24,7 @@ from processes import WORKERS
 from suite import Try
 
 HERE = Path(__file__).parent
+MOST_MINUTES = 40
 RAY = f"Ray {version('ray')}"
 RESULTS, PAGE = HERE / "results.json", HERE.parent / "docs" / "reliability.md"
 
@@ -42,6 +43,8 @@ def main(argv: list[str] | None = None) -> int:
     for each in all_tries(options.seed, options.share, options.names, options.on):
         tries.append(each)
         say(each, len(tries))
+        if time.monotonic() - started > 60 * MOST_MINUTES:
+            raise SystemExit(f"stopped after {MOST_MINUTES} minutes and {len(tries)} tries: it should take less.")
     results = {
         "seed": options.seed,
         "tries": [asdict(each) for each in tries],

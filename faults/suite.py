@@ -11,6 +11,8 @@ from pathlib import Path
 from processes import End, RunProcess
 from ray_nodes import RayNodes
 
+STARTING_SECONDS = 3.0  # in which imports, checks and first weights lie
+
 
 @dataclass(frozen=True)
 class Try:
@@ -83,11 +85,12 @@ class Suite:
         return folder
 
     def at_random_moment(self, draw: random.Random, executor: str) -> tuple[RunProcess, Path]:
-        """Return a run that is at a random moment: between two events, as far as the machine is fast enough."""
+        """Return a run that is at a random moment: starting, or between two events, if the machine is fast enough."""
         folder = self.new_folder()
         process = self.run(folder, executor)
-        process.wait_for_events(draw.randint(1, self.events[executor] - 1))
-        time.sleep(draw.uniform(0, 0.03))
+        events = draw.randint(0, self.events[executor] - 1)
+        process.wait_for_events(events)
+        time.sleep(draw.uniform(0, 0.03 if events else STARTING_SECONDS))
         return process, folder
 
     def run(self, folder: Path, executor: str) -> RunProcess:

@@ -1,15 +1,20 @@
-"""The mixture of texts in one table, for README.md: manual pages in languages with little text.
+"""The mixture of texts in one table and one figure, for README.md: manual pages in languages with little text.
 
-README.md shows it between `<!-- mixture:begin -->` and `<!-- mixture:end -->`; `./run results` writes what is between.
+README.md shows the table between `<!-- mixture:begin -->` and `<!-- mixture:end -->`; `./run results` writes what is
+between, and the figure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import fmean
+from typing import Any
 
 from overview import with_lines
 from setting import Setting, mean, percent
+
+from forkmerge.cli.demo_figure import coefficients_figure
+from forkmerge.report.figure import Figure
 
 BEGIN, END = "<!-- mixture:begin -->", "<!-- mixture:end -->"
 METRIC, FORM = "bits_per_byte", "forkmerge-aux"
@@ -29,9 +34,26 @@ ROWS = {
 
 def with_mixture(readme: str, settings: Sequence[Setting]) -> str:
     """Return a README with its table as the records give it; as it is without marks or records."""
-    known = [s for s in settings if s.name in LANGUAGES and FORM in s.overall]
-    known.sort(key=lambda s: list(LANGUAGES).index(s.name))
+    known = _mixtures(settings)
     return with_lines(readme, BEGIN, END, _table(known)) if known else readme
+
+
+def figure(settings: Sequence[Setting]) -> Figure | None:
+    """Return the coefficients of every round, a panel per language; None without records."""
+    panels = {LANGUAGES[s.name]: _coefficients(s) for s in _mixtures(settings)}
+    return coefficients_figure(panels) if panels else None
+
+
+def _mixtures(settings: Sequence[Setting]) -> list[Setting]:
+    known = [s for s in settings if s.name in LANGUAGES and FORM in s.overall]
+    return sorted(known, key=lambda s: list(LANGUAGES).index(s.name))
+
+
+def _coefficients(s: Setting) -> dict[str, Any]:
+    seeds = [[each["coefficients"] for each in run.rounds] for run in s.finals(FORM)]
+    names = seeds[0][0]
+    means = [{name: fmean(each[name] for each in rounds) for name in names} for rounds in zip(*seeds, strict=True)]
+    return {"coefficients": seeds, "mean_coefficients": means}
 
 
 def _table(settings: Sequence[Setting]) -> list[str]:

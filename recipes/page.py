@@ -15,19 +15,21 @@ from pathlib import Path
 from statistics import fmean
 
 from claims import claims_table
+from mixture import figure as figure_of_mixture
 from mixture import with_mixture
 from overview import meaning, table, tally, with_block
 from setting import Setting, mean, percent, read_settings, show_paired
 from what_matters import page as page_of_mechanisms
 
 from forkmerge.report.comparison_tables import tables_of
+from forkmerge.report.matplotlib_figure import draw
 from forkmerge.report.table import to_markdown
 
 ROOT = Path(__file__).resolve().parent.parent
 ADVICE = ROOT / "benchmarks" / "results" / "advice.json"
 RECIPES, RECORDS = ROOT / "recipes" / "small", ROOT / "results"
 PAGE, DETAILS, README = ROOT / "docs" / "results.md", ROOT / "docs" / "results-details.md", ROOT / "README.md"
-MECHANISMS = ROOT / "docs" / "what-matters.md"
+MECHANISMS, MIXTURE = ROOT / "docs" / "what-matters.md", ROOT / "docs" / "mixture.png"
 
 _SUMMARY_HEAD = """# Results on small real data
 
@@ -276,6 +278,9 @@ def main(words: Sequence[str]) -> int:
     if status != 2:
         for path, text in _made().items():
             path.write_text(text, "utf-8")
+        picture = figure_of_mixture(read_settings(RECORDS))
+        if picture is not None:
+            draw(picture, MIXTURE)
         print("written to " + ", ".join(str(path.relative_to(ROOT)) for path in (PAGE, DETAILS, MECHANISMS)))
     return status
 

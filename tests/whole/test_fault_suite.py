@@ -62,6 +62,18 @@ def test_a_folder_with_a_flipped_bit_is_judged_by_its_resume(tmp_path: Path) -> 
     assert not wrong.survived
 
 
+def test_a_disk_that_is_found_too_small_before_training_is_named_as_one_that_is_full_is() -> None:
+    from cases import disk_message
+
+    full, small = (
+        "StoreError: cannot write a: No space left on device.",
+        "StoreError: a will need 2 MB: 1 are free there",
+    )
+    assert disk_message(["KeyError: 'x'", small]) == small
+    assert disk_message([full]) == full
+    assert disk_message(["KeyError: 'x'"]) == ""
+
+
 def test_moments_are_the_same_in_every_run_of_the_suite(tmp_path: Path) -> None:
     from suite import Suite
 
