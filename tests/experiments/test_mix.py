@@ -141,6 +141,10 @@ def test_a_refit_trains_on_validation_text_too(folder: Path) -> None:
     result = mix(*words, out=folder / "refitted", baselines=False, refit=True, **{**OPTIONS, "steps": 2})
     runs = [read_run(result.folder / run.folder) for run in read_run_results(result.folder)]
     assert {run.final for run in runs} == {"refit"}
+    trained = [sum(r.end - r.start for r in run.rounds for _ in r.branches) for run in runs]
+    assert sorted(result.steps.values()) == sorted(trained)
+    assert result.steps["target only"] == 4  # twice: a search, then the refit
+    assert 6 <= result.steps["mixture"] <= 8  # what no merge took anything of is not trained again
     assert "--refit --no-baselines" in (result.model / "README.md").read_text()
 
 

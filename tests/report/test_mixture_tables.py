@@ -44,6 +44,13 @@ def test_one_seed_is_said_to_say_little() -> None:
     assert any("rounds of one seed" in note for note in tables[1].notes)
 
 
+def test_the_best_single_corpus_is_explained_where_there_is_one() -> None:
+    for best, is_said in (("nb", True), (None, False)):
+        notes = mixture_tables(replace(RESULT, best_single=best))[0].notes
+        assert any("the best single corpus" in note for note in notes) == is_said
+        assert any("gains are of the mixture" in note for note in notes)
+
+
 def test_what_gives_the_test_away_is_counted_and_said() -> None:
     found = [Contamination("da", 2), Contamination("nb", 3, (1,), (), ("nb 1 has the id ls",))]
     texts = Corpora("da", {"da": ["a", "b"], "nb": ["c", "d"]}, ["v"], ["t"], found)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from forkmerge.algorithms.fit import build_model
 from forkmerge.errors import ProblemError, check_packages
-from forkmerge.experiments.hf_export import without_progress_bars
+from forkmerge.experiments.hf_export import TransformersFolder, without_progress_bars
 from forkmerge.problem.text.windows import BEGIN, byte_windows, token_windows
 
 _TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "spiece.model", "vocab.txt")
@@ -150,6 +151,30 @@ class LanguageModel:
                 f"{self.folder} has no tokenizer, and the model knows {self.config.vocab_size} tokens, which is less "
                 f"than the {needed} of bytes: put its tokenizer beside it."
             )
+
+
+class LanguageModelFolder(TransformersFolder):
+    """A fine-tuned model as a folder of transformers with its tokenizer; adapters are merged into it.
+
+    Args:
+        made: What made the model.
+    """
+
+    def __init__(self, made: LanguageModel) -> None:
+        self.made = made
+        self.trained = cast(Any, build_model(made, seed=0))  # transformers' own methods are called
+        super().__init__(self.trained if made.full else self.trained.get_base_model())
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Give the model the weights of the run; adapters become part of them."""
+        self.trained.load_state_dict(dict(tensors))
+        self.model = self.trained if self.made.full else self.trained.merge_and_unload()
+
+    def save(self, folder: Path) -> None:
+        """Write what transformers writes, and the tokenizer."""
+        super().save(folder)
+        if self.made.tokenizer is not None:
+            self.made.tokenizer.save_pretrained(folder)
 
 
 def _bytes_of(text: str, ends: Sequence[int]) -> Any:

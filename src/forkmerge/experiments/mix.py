@@ -9,18 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple, cast
-
-from torch import Tensor
+from typing import Any, NamedTuple
 
 from forkmerge.algorithms.events.run_events import OnEvent
 from forkmerge.algorithms.events.send import ignore
 from forkmerge.algorithms.export import export_run
-from forkmerge.algorithms.fit import build_model
+from forkmerge.algorithms.saved_run import read_run
 from forkmerge.errors import StoreError
 from forkmerge.experiments.comparison import Comparison, plan_comparison, run_comparison
-from forkmerge.experiments.hf_export import TransformersFolder
-from forkmerge.experiments.language_model import LanguageModel
+from forkmerge.experiments.language_model import LanguageModel, LanguageModelFolder
 from forkmerge.experiments.paired_statistics import CONFIDENCE, Paired, compare_paired, spread, t_quantile
 from forkmerge.experiments.recipe import recipe_from
 from forkmerge.experiments.run_results import RunResult, read_plan, read_run_results
@@ -58,7 +55,7 @@ class MixtureResult(Displayed):
         scores: The metric by method and seed: "mixture", "target only", "equal weights", "with NAME".
         best_single: The corpus that is best alone, chosen on validation; None without baselines.
         gains: How much lower the metric of the mixture is than that of other methods, paired over seeds.
-        steps: Training steps of a method, all branches together.
+        steps: Training steps of a method, all branches together, those of a refit included; mean over seeds.
         seconds: Mean time of a method's runs.
         model_is: Which method the model is of, with the first seed: the mixture, unless the target only validates
             better.
@@ -213,7 +210,7 @@ def read_mix(folder: str | os.PathLike[str]) -> MixtureResult:
         scores,
         None if best is None else best.removeprefix(WITH),
         gains,
-        {_label(word): runs[min(runs)].steps * runs[min(runs)].branches for word, runs in by_word.items()},
+        {_label(word): round(fmean(_steps(path, run) for run in runs.values())) for word, runs in by_word.items()},
         {_label(word): fmean(run.seconds for run in runs.values()) for word, runs in by_word.items()},
         _label(chosen),
     )
@@ -222,6 +219,13 @@ def read_mix(folder: str | os.PathLike[str]) -> MixtureResult:
 def _label(word: str) -> str:
     labels = {MIXED: "mixture", ALONE: "target only", EQUAL: "equal weights"}
     return labels.get(word) or f"with {word.removeprefix(WITH)}"
+
+
+def _steps(folder: Path, result: RunResult) -> int:
+    """Return the steps that were trained, a refit's included; all that could have been, where the run is gone."""
+    run = folder / result.folder
+    trained = sum(read_run(run).trained_steps.values()) if run.is_dir() else 0
+    return trained or result.steps * result.branches
 
 
 def _values(runs: Mapping[int, RunResult], split: str, metric: str) -> Scores:
@@ -254,30 +258,6 @@ def _relevance(runs: Sequence[RunResult], name: str) -> Estimate:
         return Estimate(each.mean, None, None)
     half = t_quantile((1 + CONFIDENCE) / 2, each.count - 1) * each.std / math.sqrt(each.count)
     return Estimate(each.mean, max(each.mean - half, 0.0), min(each.mean + half, 1.0))
-
-
-class LanguageModelFolder(TransformersFolder):
-    """A fine-tuned model as a folder of transformers with its tokenizer; adapters are merged into it.
-
-    Args:
-        made: What made the model.
-    """
-
-    def __init__(self, made: LanguageModel) -> None:
-        self.made = made
-        self.trained = cast(Any, build_model(made, seed=0))  # transformers' own methods are called
-        super().__init__(self.trained if made.full else self.trained.get_base_model())
-
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Give the model the weights of the run; adapters become part of them."""
-        self.trained.load_state_dict(dict(tensors))
-        self.model = self.trained if self.made.full else self.trained.merge_and_unload()
-
-    def save(self, folder: Path) -> None:
-        """Write what transformers writes, and the tokenizer."""
-        super().save(folder)
-        if self.made.tokenizer is not None:
-            self.made.tokenizer.save_pretrained(folder)
 
 
 def _write_model(folder: Path, result: RunResult) -> Path:

@@ -39,7 +39,8 @@ def _scores(result: MixtureResult) -> Table:
         rows.append((shown, f"{show_number(values.mean)}{deviation}", gain, str(steps), show_seconds(seconds)))
     seeds = len(next(iter(result.scores.values())))
     notes = [
-        "the best single corpus is chosen on validation text; gains are of the mixture, positive where it is better",
+        *(["the best single corpus is chosen on validation text"] if result.best_single is not None else []),
+        "gains are of the mixture, positive where it is better",
         "one seed: repeat with --seeds 5 before you believe a small gain" if seeds == 1 else f"{seeds} seeds",
     ]
     head = ("training", metric, "gain of the mixture", "steps", "time")
