@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -193,6 +195,19 @@ def test_a_cluster_changes_nothing_but_where_runs_are(on_ray, tmp_path):
     run_comparison(planned(), tmp_path / "other", executor=on_ray)
     assert facts(tmp_path / "other") == facts(tmp_path / "one")
     assert not list((tmp_path / "other").glob(".seen*"))
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux says and does all this")
+def test_a_folder_that_workers_do_not_see_is_refused_before_training(on_ray, tmp_path):
+    events, folder = [], os.open(tmp_path, os.O_RDONLY)
+    own = Path(f"/proc/self/fd/{folder}/runs")  # something else in every process
+    with pytest.raises(
+        fm.ProblemError, match=rf"a worker on \S+ does not see {own}, .* on storage that all nodes share"
+    ):
+        run_comparison(planned(), own, executor=on_ray, on_event=events.append)
+    os.close(folder)
+    assert not any(isinstance(event, JobStarted) for event in events)
+    assert not read_run_results(tmp_path / "runs")
 
 
 def test_devices_change_nothing_but_where_runs_are(tmp_path):

@@ -73,6 +73,15 @@ def test_a_diagnosis_does_every_piece_once_and_reads_no_test_split(tmp_path, mon
     assert "down-weight" in to_markdown([verdict_table(found)]) or found.findings[0].advice != "down-weight"
 
 
+def test_a_cluster_changes_nothing_but_where_its_pieces_are_done(on_ray, tmp_path, monkeypatch):
+    planned(monkeypatch, replace(WHOLE, one_step=1, pictures=0))
+    loaded = fm.load_recipe("compare_problem:recipe")
+    here = diagnosis.diagnose(loaded, tmp_path / "here", budget=1)
+    there = diagnosis.diagnose(loaded, tmp_path / "there", budget=1, executor=on_ray)
+    assert len(list(tmp_path.glob("there/pieces/*.json"))) >= 5
+    assert replace(there, seconds=0) == replace(here, seconds=0)
+
+
 def source(name="apart"):
     return SeededSource(dict(fm.load_recipe(f"compare_problem:{name}").source), "tgt")
 

@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import ray
 
 import forkmerge as fm
-from forkmerge.engine.executors.ray.cluster import Cluster, check_versions, own_versions, shortfall
+from command_line import TINY
+from forkmerge.engine.executors.ray.cluster import Cluster, check_versions, own_versions, shortfall, take_resting
+
+_DRIVER = """
+import sys
+from pathlib import Path
+import ray
+import forkmerge as fm
+from _asserts import assert_same_run
+
+recipe = fm.load_recipe("tiny:recipe")
+serial = recipe.fit(threads=1)
+joined = fm.Ray(workers=1, address=sys.argv[1], working_dir=".")
+with joined.connected():
+    assert ray.get_runtime_context().gcs_address == sys.argv[1]
+    Path("tiny.py").unlink()  # workers have nothing but what was sent to them
+    assert_same_run(serial, recipe.fit(threads=1, executor=joined))
+assert len(serial.rounds) == 3
+"""
 
 
 def test_equal_versions_pass() -> None:
@@ -47,3 +69,17 @@ def test_a_connection_of_somebody_else_is_used_and_left(on_ray: fm.Ray) -> None:
 def test_a_termination_is_not_left_to_ray(on_ray: fm.Ray) -> None:
     handler = signal.getsignal(signal.SIGTERM)
     assert not getattr(handler, "__module__", "").startswith("ray")
+
+
+def test_a_cluster_joined_by_its_address_makes_the_problem_from_the_folder_it_is_sent(
+    on_ray: fm.Ray, tmp_path: Path
+) -> None:
+    for worker in take_resting(on_ray, on_ray.workers):
+        worker.end()  # so that there is room for that of another driver
+    (tmp_path / "tiny.py").write_text(TINY)
+    address = ray.get_runtime_context().gcs_address
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}  # where assertions are
+    words = [sys.executable, "-c", _DRIVER, address]
+    ended = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    assert ray.cluster_resources()["CPU"] == on_ray.workers, "the cluster goes on"

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import forkmerge as fm
 from _asserts import assert_same_run
-from forkmerge.engine.executors.pending_calls import PendingCalls
+from forkmerge.engine.executors.pending_calls import CallLost, PendingCalls
 from forkmerge.engine.executors.ray.executor import RayExecutor
 from forkmerge.engine.training.remote_rows import RemoteRows
 from forkmerge.testing import check_executor, same_state
@@ -27,6 +27,19 @@ from problems import ADAM, fit, noisy_net, problem_with, shared_losses, shared_p
 
 def test_it_does_what_the_interface_promises(on_ray: fm.Ray) -> None:
     check_executor(on_ray.open)
+
+
+POLICIES: dict[str, dict[str, Any]] = {
+    "the best so far": {"checkpoint": "best_so_far", "select": "best", "validate_every": 2},
+    "the best of an interval": {"checkpoint": "best_in_interval", "validate_every": 2},
+    "groups of layers": {"layer_groups": "modules"},
+    "pruned to the largest": {"prune_to": 1, "prune_keeps": "largest"},
+    "halved in turns": {"per_round": 1, "turns": "halving"},
+    "searched on a few": {"search_examples": 8},
+    "searched by another metric": {"search_by": "nll"},
+    "within one standard error": {"rule": "one_standard_error"},
+    "bagged": {"rule": "bagged"},
+}
 
 
 class TestTheSameBits:
@@ -44,6 +57,18 @@ class TestTheSameBits:
     def test_a_run_has_the_bits_of_the_serial_one(self, on_ray: fm.Ray, algorithm: Any, options: Any) -> None:
         common = {"net": noisy_net, "optimizer": ADAM, "steps": 32, **options}
         assert_same_run(fit(algorithm, **common), fit(algorithm, executor=on_ray, **common))
+
+    def test_a_run_has_them_whatever_the_policies_of_its_merges_are(self, on_ray: fm.Ray) -> None:
+        problem = shared_problem(metrics=fm.accuracy)
+        trains_as_many = {}
+        for name, options in POLICIES.items():
+            algorithm = fm.ForkMerge("per_auxiliary", interval=4, **options)
+            serial = fit(algorithm, problem, noisy_net)
+            assert_same_run(serial, fit(algorithm, problem, noisy_net, executor=on_ray))
+            trains_as_many[name] = [len(each.branches) for each in serial.rounds]
+        assert trains_as_many.pop("pruned to the largest") == [3, 1, 1]
+        assert trains_as_many.pop("halved in turns") == [2, 2, 2]
+        assert {tuple(counts) for counts in trains_as_many.values()} == {(3, 3, 3)}
 
     def test_a_resumed_run_may_change_its_executor(self, on_ray: fm.Ray, tmp_path: Path) -> None:
         whole = fit(optimizer=ADAM)
@@ -104,6 +129,11 @@ def gone() -> Any:
     return ray.remote(num_cpus=0, max_retries=0)(lose).remote()
 
 
+def lost_here() -> str:
+    """What is said of a state that is lost, as a pattern: this node has it, and is still there."""
+    return rf"the loss of its state on node [\d.]+ \({ray.get_runtime_context().get_node_id()[:8]}\)"
+
+
 class TestLostStates:
     """A node that is gone takes the states along that it had: who asks for them gets an `ObjectLostError`."""
 
@@ -132,6 +162,35 @@ class TestLostStates:
             calls.fetch(second, state)
             assert (first.attempts, second.attempts) == (2, 2)
         assert same_state(state, train_small(None, cuts=(0, 5)).state)
+
+    def test_a_call_is_given_up_where_its_state_is_lost_however_often_it_is_put(
+        self, on_ray: fm.Ray, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        places = iter([(gone(), None) for _ in range(12)])  # so that what puts for ever ends here, too
+        monkeypatch.setattr(RayExecutor, "_address_of", lambda *words, **options: next(places))
+        begun: list[Any] = []
+        with on_ray.open(1) as executor:
+            executor.start(CheckWorker)
+            calls = PendingCalls(executor)
+            put = [executor.put(train_small(None, cuts=(0, 0)).state)]
+            call = calls.submit(("train", 2), put, name="2 steps", note=begun.append)
+            assert list(calls) == [call]
+            with pytest.raises(CallLost, match=rf"2 steps ended 3 workers, the last with {lost_here()}"):
+                call.result()
+        assert begun == [None] * 3
+
+    def test_what_was_lost_before_counts_for_a_call_that_is_submitted_again(self, on_ray: fm.Ray) -> None:
+        state = train_small(None, cuts=(0, 0)).state
+        with fm.Ray(workers=1, attempts=2).open() as executor:
+            executor.start(CheckWorker)
+            calls = PendingCalls(executor)
+            call = calls.submit(("train", 2), [executor.put(state)], name="2 steps")
+            assert list(calls) == [call]
+            call.handle.rows = gone()  # type: ignore[attr-defined]
+            calls.fetch(call, state)
+            _lose(state)
+            with pytest.raises(fm.ProblemError, match=rf"2 steps was done 2 times, the last with {lost_here()}"):
+                dict(state.optimizer_rows)
 
 
 def test_what_cannot_be_sent_is_said_before_training(on_ray: fm.Ray) -> None:
@@ -206,7 +265,7 @@ class TestRowsThatStay:
             executor.start(CheckWorker)
             _train(executor, state, 2)
             _lose(state)
-            with pytest.raises(fm.ProblemError, match=r"2 steps was done 1 times, the last with the loss of the node"):
+            with pytest.raises(fm.ProblemError, match=rf"2 steps was done 1 times, the last with {lost_here()}\. "):
                 dict(state.optimizer_rows)
 
     def test_not_too_many_calls_have_to_be_made_again(self, on_ray: fm.Ray) -> None:

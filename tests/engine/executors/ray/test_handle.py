@@ -32,3 +32,10 @@ def test_a_call_that_is_made_again_waits_for_what_it_was_made_from() -> None:
     state.end_loan()
     assert state.lender is not None
     assert state.lender.rows == {}
+
+
+def test_a_state_is_on_the_nodes_of_the_calls_that_left_its_rows_there() -> None:
+    maker = RayHandle("call", node="one")
+    assert RayHandle("state", node="two", maker=maker).nodes == ["two", "one"]
+    assert RayHandle("state", maker=maker).nodes == ["one"]
+    assert RayHandle("state").nodes == []

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
+import ray
 
 import forkmerge as fm
 from forkmerge.engine.executors.executor import Answer, Inputs, Tell, WorkerError
-from forkmerge.engine.executors.ray import cluster
+from forkmerge.engine.executors.ray import cluster, workers
 
 
 def answer(payload: Any, inputs: Inputs, tell: Tell) -> Answer:
@@ -49,3 +51,14 @@ def test_an_interrupted_worker_is_not_used_again(on_ray: fm.Ray) -> None:
         assert executor.result(executor.submit(2)) == 2
         executor.interrupt()
         assert not worker.rest()
+
+
+def test_the_loss_of_a_state_names_its_node_and_whether_that_is_gone(
+    on_ray: fm.Ray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = ray.get_runtime_context().get_node_id()
+    named = rf"node [\d.]+ \({node[:8]}\)"
+    for nodes in ([node], []):  # this process puts its states on its own node
+        assert re.fullmatch(f"the loss of its state on {named}", workers.loss_of_state(*nodes))
+    monkeypatch.setattr(workers, "is_alive", lambda each: each != node)
+    assert re.fullmatch(f"the loss of {named}, which had its state", workers.loss_of_state("f" * 56, node))

@@ -20,7 +20,7 @@ from forkmerge.engine.executors.ray.call_thread import RayCall
 from forkmerge.engine.executors.ray.cluster import Cluster, let_rest, shortfall, take_resting
 from forkmerge.engine.executors.ray.handle import RayHandle
 from forkmerge.engine.executors.ray.options import Ray
-from forkmerge.engine.executors.ray.workers import CallEvent, RayWorker, StartFailed
+from forkmerge.engine.executors.ray.workers import CallEvent, RayWorker, StartFailed, loss_of_state
 from forkmerge.engine.executors.state_bytes import from_wire, rest_to_wire, take_rest
 from forkmerge.engine.training.remote_rows import RemoteRows
 from forkmerge.engine.training.state import State
@@ -29,7 +29,6 @@ from forkmerge.errors import ProblemError
 _GLANCE = 1.0  # seconds between looks at the clock
 _START_LIMIT = 300.0  # seconds until the first worker is up; a cluster may have to start a machine for it
 _LONGEST = 8  # calls that would have to be made again, one after the other, if a node were lost
-_NODE_LOST = "the loss of the node that had its state"
 _numbers = count(1)
 
 
@@ -53,6 +52,8 @@ class RayExecutor(Executor):
         self._known = KnownRows()
         # Weak: a call that nobody waits for any more never begins. Dicts keep their order.
         self._waiting: WeakValueDictionary[int, RayHandle] = WeakValueDictionary()
+        # Attempts of calls that were lost, and how: one that is submitted again is the same call, and goes on counting.
+        self._lost: dict[tuple[str, bytes], tuple[int, str]] = {}
         self._since = time.monotonic()
         try:
             actor = actor_class().options(
@@ -102,6 +103,11 @@ class RayExecutor(Executor):
         """Hand a call to the next free worker, if it can be one on the node that has its state."""
         handle = RayHandle(name, ray.cloudpickle.dumps(payload), [_own(each) for each in handles], note)
         handle.number = next(_numbers)
+        before, reason = self._lost.pop((name, handle.payload), (0, ""))
+        handle.attempts += before
+        if handle.attempts > self.attempts:
+            handle.die(reason)
+            return handle
         self._waiting[handle.number] = handle
         self._begin_calls()
         return handle
@@ -114,7 +120,7 @@ class RayExecutor(Executor):
             data, call.value = call.value, None
             return data
         if spoiler.status == "died":
-            raise WorkerLost(spoiler, spoiler.value)
+            raise self._loss(spoiler)
         raise WorkerError(spoiler.value)
 
     def fetch(self, handle: Handle, into: State) -> None:
@@ -124,8 +130,8 @@ class RayExecutor(Executor):
         try:
             rows = ray.get(call.rows)
         except ObjectLostError:
-            call.status, call.value = "died", _NODE_LOST
-            raise WorkerLost(call, call.value) from None
+            call.die(loss_of_state(*call.nodes))
+            raise self._loss(call) from None
         for each in call.made_from:
             each.end_loan()
         into.rows = copy_rows(rows, into.rows)
@@ -187,7 +193,7 @@ class RayExecutor(Executor):
                 arrays = ray.get(call.optimizer_rows)
                 break
             except ObjectLostError:
-                call.value = _NODE_LOST
+                call.value = loss_of_state(*call.nodes)
                 self._make_again(call)
         rows = copy_rows(arrays, memory)
         self._known.note(rows, (call.optimizer_rows, call))
@@ -257,23 +263,38 @@ class RayExecutor(Executor):
         call.inputs = ()
 
     def _replace_input(self, call: RayHandle, lost: RayHandle) -> None:
-        """Let a call wait for a state that went with its node: put again from here, or a call to make again."""
+        """Let a call wait for a state that went with its node: put again from here, or a call to make again.
+
+        A loss is an attempt of the call that left the state or, where this process put it, of the one that reads it: it
+        does not go on for ever where a node gives nobody what it has.
+        """
+        reason = loss_of_state(*lost.nodes)
         if lost.lender is None:
-            lost.status, lost.value = "died", _NODE_LOST
+            lost.die(reason)
             return
         if lost.source is not None:
             if lost.optimizer_rows is lost.source.optimizer_rows:
-                lost.source.value = _NODE_LOST
+                lost.source.value = reason
                 self._make_again(lost.source)
             lost.optimizer_rows, lost.node = lost.source.optimizer_rows, lost.source.node
-        elif lost.optimizer_rows is not None:
-            lost.optimizer_rows, _ = self._address_of(lost.lender.optimizer_rows, anew=True)
-            lost.number = None
+        elif call.attempts >= self.attempts:
+            call.die(reason)
+            return
+        else:
+            call.attempts += 1
+            if lost.optimizer_rows is not None:
+                lost.optimizer_rows, _ = self._address_of(lost.lender.optimizer_rows, anew=True)
+                lost.number, lost.node = None, ""
         if lost.maker is not None and lost.maker is lost.source:
             lost.rows = lost.source.rows
         elif rows := lost.lender.rows if lost.weights is None else to_rows(lost.weights):
-            lost.rows, _ = self._address_of(rows, anew=True)
+            lost.rows, lost.maker = self._address_of(rows, anew=True)
         self._waiting[call.number or 0] = call
+
+    def _loss(self, call: RayHandle) -> WorkerLost:
+        """Return what to raise for a call that died, which may be submitted again."""
+        self._lost[call.name, call.payload] = call.attempts, call.value
+        return WorkerLost(call, call.value)
 
     def _make_again(self, call: RayHandle) -> None:
         """Make a call again that has ended, and those before it whose states are gone, too; the state is the same."""

@@ -38,7 +38,7 @@ class RayHandle(Handle):
         weights: These rows, kept here while what is made of them could be lost.
         source: The call that ended with the optimizer's rows of a state that was put, unless they are here.
         made_from: The inputs of a call that has ended, for as long as its optimizer's rows are not here.
-        attempts: How often a call was made.
+        attempts: How often a call was made, or found a state gone that was put for it; submitted again, it counts on.
         are_finite: Whether the optimizer's rows are.
     """
 
@@ -82,6 +82,15 @@ class RayHandle(Handle):
     def step(self) -> int | None:
         """The step of the state, if there is one."""
         return None if self.rest is None else from_wire(self.rest).step
+
+    @property
+    def nodes(self) -> list[str]:
+        """The nodes that hold its rows, as far as calls left them there."""
+        return [each.node for each in (self, self.maker) if each is not None and each.node]
+
+    def die(self, reason: str) -> None:
+        """Let a call be one that was lost; only `again` makes it anew."""
+        self.status, self.value, self.inputs = "died", reason, ()
 
     def end_loan(self) -> None:
         """Forget parameter rows of this process that are about to become others; those in the cluster stay."""

@@ -200,6 +200,15 @@ class RayWorker:
         return f"the loss of its process {self.process} {where}{memory}"
 
 
+def loss_of_state(*nodes: str) -> str:
+    """Say that a state is lost, and of which of these nodes; without any, it was put on this process's own."""
+    held_by = nodes or (ray.get_runtime_context().get_node_id(),)
+    for node in held_by:
+        if not is_alive(node):
+            return f"the loss of node {_address(node)}, which had its state"
+    return f"the loss of its state on node {_address(held_by[0])}"
+
+
 def _address(node: str) -> str:
     """Return how people call a node: its address, and the beginning of its id, as two may share an address."""
     addresses = [each["NodeManagerAddress"] for each in ray.nodes() if each["NodeID"] == node]
