@@ -89,6 +89,9 @@ def resume_run(folder: Path, *, where: ExecutorArguments, trust: bool, as_json: 
         return
     show_warnings(saved)
     if not saved.source:
+        together = folder.resolve().parent.parent
+        if (together / "plan.json").is_file():
+            raise StoreError(f"{folder} is a run of what is compared in {together}: type that command again.")
         raise StoreError(f"{folder} was started from Python: continue it with {saved.how_to_resume}.")
     recipe = recipe_of_run(saved, trust=trust, as_json=as_json)
     workers = where.workers or saved.source.get("workers")
@@ -98,14 +101,14 @@ def resume_run(folder: Path, *, where: ExecutorArguments, trust: bool, as_json: 
 def recipe_of_run(saved: SavedRun, *, trust: bool, as_json: bool, doing: str = "continue it") -> Recipe:
     """Return the recipe of a run, whose code is run; somebody else's only if it is trusted."""
     if not (trust or is_own_run(saved.config)):
-        _ask(saved, doing)
+        ask_to_run(saved, f"{saved.path} was not started by you on this machine", doing)
     with stdout_for_json(as_json):
         return _recipe_of(saved)
 
 
-def _ask(saved: SavedRun, doing: str) -> None:
-    """Ask on a terminal whether to run somebody else's code; elsewhere that needs an option."""
-    text = f"{saved.path} was not started by you on this machine. To {doing} is to run {_code(saved)}"
+def ask_to_run(saved: SavedRun, why: str, doing: str) -> None:
+    """Ask on a terminal whether to run code that may be somebody else's; elsewhere that needs an option."""
+    text = f"{why}. To {doing} is to run {_code(saved)}"
     if not can_ask():
         raise StoreError(f"{text}: if you trust it, add --trust.")
     say(stderr(), f"{text}.", style="yellow")

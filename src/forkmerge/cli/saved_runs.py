@@ -51,9 +51,11 @@ def show_warnings(saved: SavedRun) -> None:
         say(stderr(), f"warning: {warning}", style="yellow")
 
 
-def export_run_folder(folder: Path, out: Path, *, form: PlainTorch | None = None, as_json: bool) -> None:
-    """Write the model of a folder's run, with its card."""
+def export_run_folder(
+    folder: Path, out: Path, *, form: PlainTorch | None = None, typed: str | None = None, as_json: bool
+) -> None:
+    """Write the model of a folder's run, with its card; `typed` made the run, where its own record does not say."""
     with interpreting(folder, WHOLE):
-        export_run(folder, out, form)
+        export_run(folder, out, form, typed)
     files = [str(path) for path in sorted(out.iterdir())]
     print_json({"files": files}) if as_json else say(stdout(), "\n".join(files))

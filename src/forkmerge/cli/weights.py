@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -12,6 +15,7 @@ from forkmerge.errors import ConfigError, StoreError, unknown_name
 
 if TYPE_CHECKING:
     from forkmerge.experiments.hf_export import TransformersFolder
+    from forkmerge.experiments.run_results import RunResult
 
 
 def export(
@@ -31,23 +35,84 @@ def export(
 
     if form not in ("torch", "hf"):
         raise ConfigError(unknown_name("format", form, ("torch", "hf")))
-    export_run_folder(run, out, form=_pretrained(run, trust, as_json) if form == "hf" else None, as_json=as_json)
+    try:
+        member = _member_of(run)
+    except StoreError:
+        if form == "hf":
+            raise
+        member = None  # weights can be had of a damaged comparison, too
+    made = _pretrained(run, member, trust, as_json) if form == "hf" else None
+    export_run_folder(run, out, form=made, typed=None if member is None else member.typed, as_json=as_json)
 
 
-def _pretrained(folder: Path, trust: bool, as_json: bool) -> TransformersFolder:
-    """Make the model of a run again, by its recipe."""
+class _Member(NamedTuple):
+    """A run of a comparison: what is compared, the run's record, whether it is of a mixture, and what was typed."""
+
+    plan: dict[str, Any]
+    record: RunResult
+    is_mix: bool
+    typed: str
+
+
+def _member_of(run: Path) -> _Member | None:
+    """Return which run of a comparison a folder is; None where it is a run of its own."""
+    from forkmerge.engine.storage.json_files import interpreting
+    from forkmerge.experiments.mix import RECIPE
+    from forkmerge.experiments.run_results import read_plan, read_run_result
+
+    path = run.resolve()
+    folder = path.parent.parent
+    names = (f"{path.parent.name}/{path.name}{end}.json" for end in ("", "-tuning"))
+    file = next((name for name in names if (folder / name).is_file()), None)
+    if file is None or (plan := read_plan(folder)) is None or (record := read_run_result(folder, file)) is None:
+        return None
+    with interpreting(folder / "plan.json", "the plan of a comparison"):
+        return _Member(plan, record, plan["settings"]["recipe"] == RECIPE, _typed(plan, record))
+
+
+def _typed(plan: Mapping[str, Any], record: RunResult) -> str:
+    """Return the command that does a run of a comparison again, for a card."""
+    from forkmerge.cli.arguments import settings_of
+    from forkmerge.experiments.mix import RECIPE, command_of_mix
+    from forkmerge.methods.option_syntax import show_options
+
+    if plan["settings"]["recipe"] == RECIPE:
+        return command_of_mix(plan)
+    settings = {name: value for name, value in plan["settings"].items() if name != "recipe"}
+    words = ["forkmerge", "compare", plan["settings"]["recipe"], *settings_of({**settings, "target": record.target})]
+    words += ["--methods", record.method, "--seeds", str(record.seed + 1)]
+    for name, value in record.setting.items():
+        words += ["--tune", show_options({name: value})[1:-1]]
+    return shlex.join([*words, *(["--equal-labels"] if plan["equal_labels"] and record.kind == "final" else [])])
+
+
+def _pretrained(folder: Path, member: _Member | None, trust: bool, as_json: bool) -> TransformersFolder:
+    """Make the model of a run again, by its recipe, or by that of the comparison that it is in."""
     from forkmerge.algorithms.fit import build_model
     from forkmerge.algorithms.saved_run import read_saved_run
-    from forkmerge.cli.run import recipe_of_run
+    from forkmerge.cli.run import ask_to_run, recipe_of_run
+    from forkmerge.cli.terminal import stdout_for_json
     from forkmerge.experiments.hf_export import TransformersFolder
+    from forkmerge.experiments.mix import form_of_mix
+    from forkmerge.experiments.recipe import seeded_recipe
 
-    saved = read_saved_run(folder, needs_record=False)
-    if not saved.source:
+    saved, doing = read_saved_run(folder, needs_record=False), "write its model for transformers"
+    if member is None and not saved.source:
         raise StoreError(
             f"{folder} was started from Python, where its model can be made again: call "
             f"forkmerge.experiments.hf_export.export_pretrained({str(folder)!r}, OUT, model)."
         )
-    recipe = recipe_of_run(saved, trust=trust, as_json=as_json, doing="write its model for transformers")
+    if member is None or saved.source:
+        recipe = recipe_of_run(saved, trust=trust, as_json=as_json, doing=doing)
+        return TransformersFolder(build_model(recipe.model, seed=0))
+    if member.is_mix:  # which only reads
+        return form_of_mix(member.plan)
+    source = {key: member.plan.get(key) for key in ("settings", "pretrained")} | {"folders": [str(Path.cwd())]}
+    if not trust:  # nobody has signed a plan
+        why = f"{folder.parent.parent / 'plan.json'} says how its model is made, and may have been changed by anybody"
+        ask_to_run(replace(saved, config={**saved.config, "source": source}), why, doing)
+    with stdout_for_json(as_json):
+        recipe = seeded_recipe(source, member.record.seed, member.record.target)
     return TransformersFolder(build_model(recipe.model, seed=0))
 
 

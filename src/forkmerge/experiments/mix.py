@@ -19,7 +19,6 @@ from forkmerge.errors import StoreError
 from forkmerge.experiments.comparison import Comparison, plan_comparison, run_comparison
 from forkmerge.experiments.language_model import LanguageModel, LanguageModelFolder
 from forkmerge.experiments.paired_statistics import CONFIDENCE, Paired, compare_paired, spread, t_quantile
-from forkmerge.experiments.recipe import recipe_from
 from forkmerge.experiments.run_results import RunResult, read_plan, read_run_results
 from forkmerge.experiments.text_mixture import corpus_from
 from forkmerge.problem.display import Display, Displayed
@@ -265,14 +264,27 @@ def _write_model(folder: Path, result: RunResult) -> Path:
     if not out.exists():
         plan = read_plan(folder)
         assert plan is not None
-        made = recipe_from({"settings": plan["settings"], "folders": []}).model
-        assert isinstance(made, LanguageModel)
-        export_run(folder / result.folder, out, LanguageModelFolder(made), _command(plan))
+        export_run(folder / result.folder, out, form_of_mix(plan), command_of_mix(plan))
     return out
 
 
-def _command(plan: Mapping[str, Any]) -> str:
-    """Return the command of a mixture, for a card: without folders, which are nobody else's."""
+def form_of_mix(plan: Mapping[str, Any]) -> LanguageModelFolder:
+    """Return how models of a mixture are written, which needs its model but none of its text.
+
+    Args:
+        plan: What `plan.json` of its folder holds.
+    """
+    arguments = plan["settings"]["arguments"]
+    options = {name: arguments[name] for name in ("full", "rank") if name in arguments}
+    return LanguageModelFolder(LanguageModel(arguments["model"], **options))
+
+
+def command_of_mix(plan: Mapping[str, Any]) -> str:
+    """Return the command of a mixture, for a card: without folders, which are nobody else's.
+
+    Args:
+        plan: What `plan.json` of its folder holds.
+    """
     options = dict(plan["settings"]["arguments"])
     words = ["forkmerge", "mix", _file_of(options.pop("corpus")), "--with"]
     words += [*map(_file_of, options.pop("auxiliaries")), "--model", Path(options.pop("model")).name]
