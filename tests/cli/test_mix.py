@@ -35,12 +35,16 @@ def test_it_ends_with_scores_relevance_the_mixture_and_the_model(folder: Path) -
     assert "left out" in result.stderr
     again = json.loads(invoke(*words, "--json").stdout)
     assert again["scores"].keys() == {"mixture", "target only"}
-    assert invoke("report", "runs/mix-target").exit_code == 0
+    invoke("report", "runs/mix-target")
+    page = (folder / "runs/mix-target/report.html").read_text()
+    for text in ("what each corpus was worth", "the mixture over time", "with the same id", "export/model"):
+        assert text in page
+    assert not any(word in page for word in ("STL", "ForkMerge-aux"))
 
 
 def test_a_dry_run_says_the_cost_and_trains_nothing(folder: Path) -> None:
     result = invoke("mix", "target.jsonl", "--with", "near.jsonl", "far.jsonl", *SMALL, "--dry-run")
-    for label in ("STL", "EW", "with near", "with far", "ForkMerge-aux"):
+    for label in ("target only", "equal weights", "with near", "with far", "mixture"):
         assert label in result.stdout
     assert not (folder / "runs").exists()
 

@@ -14,8 +14,9 @@ from transformers import AutoModelForCausalLM
 import forkmerge as fm
 from forkmerge.algorithms.saved_run import read_run
 from forkmerge.experiments.events import JobEnded
-from forkmerge.experiments.mix import MixtureResult, mix, plan_mix, read_mix
+from forkmerge.experiments.mix import MixtureResult, find_mix, mix, plan_mix, read_mix
 from forkmerge.experiments.run_results import read_run_results
+from forkmerge.experiments.text_mixture import read_corpora_facts
 from text_corpora import write_causal, write_lines
 
 
@@ -129,6 +130,37 @@ def test_interrupted_it_goes_on_to_the_same_bits(folder: Path) -> None:
     resumed, whole = (mix(*words, out=folder / name, **options) for name in ("killed", "whole"))
     assert resumed.scores == whole.scores
     assert (resumed.model / "model.safetensors").read_bytes() == (whole.model / "model.safetensors").read_bytes()
+
+
+def test_methods_are_called_by_what_they_train_on(result: MixtureResult) -> None:
+    assert {run.label for run in read_run_results(result.folder)} == set(result.scores)
+
+
+def test_what_was_found_can_be_read_again_without_writing_anything(result: MixtureResult) -> None:
+    assert find_mix(result.folder) == result
+    hidden = result.folder / "elsewhere"
+    (result.folder / "export").rename(hidden)
+    try:
+        assert find_mix(result.folder) == replace(result, model=None)
+        assert not (result.folder / "export").exists()
+    finally:
+        hidden.rename(result.folder / "export")
+
+
+def test_the_folder_keeps_what_gave_the_test_away(result: MixtureResult) -> None:
+    facts = read_corpora_facts(result.folder)
+    assert facts is not None
+    assert (facts.target, facts.contamination) == ("target", "drop")
+    assert [corpus.name for corpus in facts.corpora] == ["target", "near", "far"]
+    (result.folder / "corpora.json").write_text((result.folder / "corpora.json").read_text().replace("far", "fur"))
+    with pytest.raises(fm.StoreError, match="checksum"):
+        read_corpora_facts(result.folder)
+
+
+def test_corpora_of_the_same_name_are_refused(folder: Path, tmp_path: Path) -> None:
+    same = write_lines(tmp_path / "target.jsonl", "ru", 8)
+    with pytest.raises(fm.ProblemError, match="names of their own"):
+        plan_mix(folder / "target.jsonl", [same, folder / "near.jsonl"], folder / "model", **OPTIONS)
 
 
 def test_without_baselines_only_the_target_alone_is_trained_beside_it(folder: Path) -> None:

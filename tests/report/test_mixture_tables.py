@@ -7,7 +7,7 @@ from pathlib import Path
 
 from forkmerge.experiments.mix import Estimate, MixtureResult
 from forkmerge.experiments.paired_statistics import Paired
-from forkmerge.experiments.text_mixture import Corpora
+from forkmerge.experiments.text_mixture import Corpora, corpora_facts
 from forkmerge.problem.text.contamination import Contamination
 from forkmerge.report.mixture_tables import corpora_table, mixture_tables
 
@@ -54,6 +54,6 @@ def test_the_best_single_corpus_is_explained_where_there_is_one() -> None:
 def test_what_gives_the_test_away_is_counted_and_said() -> None:
     found = [Contamination("da", 2), Contamination("nb", 3, (1,), (), ("nb 1 has the id ls",))]
     texts = Corpora("da", {"da": ["a", "b"], "nb": ["c", "d"]}, ["v"], ["t"], found)
-    table = corpora_table(texts, "drop")
+    table = corpora_table(corpora_facts(texts, "drop"))
     assert "| nb | 2 | 2 bytes | 1 |" in table.markdown()
     assert table.notes == ("nb: 1 of 3 documents (1 with the same id); nb 1 has the id ls: left out",)

@@ -101,28 +101,28 @@ def _run(
     from forkmerge.cli.terminal import print_json, say, stderr, stdout, stdout_for_json
     from forkmerge.engine.executors.executor_options import LocalOptions
     from forkmerge.experiments.cost_of_comparison import estimate_comparison
-    from forkmerge.experiments.mix import plan_mix, read_mix
-    from forkmerge.experiments.text_mixture import read_corpora
+    from forkmerge.experiments.mix import corpora_of_mix, facts_of_mix, plan_mix, read_mix
+    from forkmerge.experiments.text_mixture import write_corpora_facts
     from forkmerge.report.comparison_tables import write_tables
     from forkmerge.report.cost_table import cost_table
     from forkmerge.report.mixture_tables import corpora_table, mixture_tables
 
     with stdout_for_json(as_json):
-        reading = {name: options[name] for name in ("validation", "test", "id_key", "contamination")}
-        texts = read_corpora(target, auxiliaries, **reading)
         plan = plan_mix(target, auxiliaries, model, **options)
+        facts = facts_of_mix(plan)
         if not as_json:
-            show_tables(stderr(), [corpora_table(texts, reading["contamination"])])
+            show_tables(stderr(), [corpora_table(facts)])
         if dry_run:
             cost = estimate_comparison(plan, workers)
         else:
             carry_out(plan, folder, executor=LocalOptions(workers), typed=typed)
             write_tables(folder)
+            write_corpora_facts(folder, facts)
             result = read_mix(folder)
     if dry_run:
         print_json(cost) if as_json else show_tables(stdout(), [cost_table(cost)])
     elif as_json:
-        print_json({**result.to_json(), "contamination": [asdict(each) for each in texts.contamination]})
+        print_json({**result.to_json(), "contamination": [asdict(each) for each in corpora_of_mix(plan).contamination]})
     else:
         show_tables(stdout(), mixture_tables(result))
         say(stdout(), f"\nmodel: {result.model} ({result.model_is}, seed 0), which transformers loads.")

@@ -6,7 +6,7 @@ import math
 import os
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -20,7 +20,14 @@ from forkmerge.experiments.comparison import Comparison, plan_comparison, run_co
 from forkmerge.experiments.language_model import LanguageModel, LanguageModelFolder
 from forkmerge.experiments.paired_statistics import CONFIDENCE, Paired, compare_paired, spread, t_quantile
 from forkmerge.experiments.run_results import RunResult, read_plan, read_run_results
-from forkmerge.experiments.text_mixture import corpus_from
+from forkmerge.experiments.text_mixture import (
+    Corpora,
+    CorporaFacts,
+    corpora_facts,
+    corpus_from,
+    read_corpora,
+    write_corpora_facts,
+)
 from forkmerge.problem.display import Display, Displayed
 
 RECIPE = "forkmerge.experiments.text_mixture:recipe"
@@ -45,7 +52,7 @@ class MixtureResult(Displayed):
 
     Args:
         folder: Where all runs are.
-        model: The folder of the fine-tuned model; None where no run has ended.
+        model: The folder of the fine-tuned model; None where it is not written yet.
         metric: What is measured: bits per byte, or per token of an encoder; lower is better.
         split: What it was measured on.
         mixture: Of every round, the share of the steps that read each corpus, by name, mean over seeds.
@@ -131,6 +138,7 @@ def mix(
     """
     plan = plan_mix(target, auxiliaries, model, seeds=seeds, baselines=baselines, refit=refit, **options)
     run_comparison(plan, out, workers=workers, on_event=on_event)
+    write_corpora_facts(Path(out), facts_of_mix(plan))
     return read_mix(out)
 
 
@@ -155,19 +163,37 @@ def plan_mix(
         refit: As of `mix`.
         **options: As of `mix`.
     """
-    corpora = dict(corpus_from(os.fspath(word)) for word in (target, *auxiliaries))
-    words = [f"{name}={Path(path).resolve()}" for name, path in corpora.items()]
+    corpora = [corpus_from(os.fspath(word)) for word in (target, *auxiliaries)]
+    words = [f"{name}={Path(path).resolve()}" for name, path in corpora]
     arguments: dict[str, Any] = {"corpus": words[0], "auxiliaries": words[1:], "model": str(Path(model).resolve())}
     arguments |= {name: value for name, value in options.items() if value is not None}
     for name in ("validation", "test"):
         if name in arguments:
             arguments[name] = str(Path(arguments[name]).resolve())
-    names = list(corpora)[1:]
+    names = [name for name, _ in corpora[1:]]
     singles = [f"{WITH}{name}" for name in names] if len(names) > 1 else []  # of one, that is equal weights
     methods = [MIXED, ALONE, *([EQUAL, *singles] if baselines else [])]
-    return plan_comparison(
+    plan = plan_comparison(
         RECIPE, settings={"arguments": arguments}, methods=",".join(methods), seeds=seeds, equal_labels=refit
     )
+    return replace(plan, methods=tuple(replace(method, label=_label(method.word)) for method in plan.methods))
+
+
+def corpora_of_mix(plan: Comparison) -> Corpora:
+    """Return the texts that a plan of `plan_mix` trains, validates and tests on."""
+    arguments = plan.recipe.source["settings"]["arguments"]
+    options = {name: arguments.get(name) for name in ("validation", "test", "id_key")}
+    how = _contamination(plan)
+    return read_corpora(arguments["corpus"], arguments["auxiliaries"], contamination=how, **options)
+
+
+def facts_of_mix(plan: Comparison) -> CorporaFacts:
+    """Return what a mixture is made of, for people."""
+    return corpora_facts(corpora_of_mix(plan), _contamination(plan))
+
+
+def _contamination(plan: Comparison) -> Any:
+    return plan.recipe.source["settings"]["arguments"].get("contamination", "drop")
 
 
 def read_mix(folder: str | os.PathLike[str]) -> MixtureResult:
@@ -176,7 +202,21 @@ def read_mix(folder: str | os.PathLike[str]) -> MixtureResult:
     Args:
         folder: The folder that `mix` was given.
     """
-    path = Path(folder)
+    result, run = _find(Path(folder))
+    return replace(result, model=_write_model(Path(folder), run))
+
+
+def find_mix(folder: str | os.PathLike[str]) -> MixtureResult:
+    """Return what the runs of a folder found, from what is there: no model is made or written.
+
+    Args:
+        folder: The folder that `mix` was given.
+    """
+    return _find(Path(folder))[0]
+
+
+def _find(path: Path) -> tuple[MixtureResult, RunResult]:
+    """Return what was found, and the run whose model is kept."""
     results = [result for result in read_run_results(path) if result.kind == "final" and result.is_complete]
     by_word: dict[str, dict[int, RunResult]] = {}
     for result in results:
@@ -199,9 +239,9 @@ def read_mix(folder: str | os.PathLike[str]) -> MixtureResult:
     alike = {word: by_word[word][min(by_word[word])] for word in (MIXED, ALONE)}
     chosen = min(alike, key=lambda word: alike[word].validation[metric] or math.inf)  # the mixture, of equals
     names = [name for name in first.relevance if name != first.target]
-    return MixtureResult(
+    mixture = MixtureResult(
         path,
-        _write_model(path, alike[chosen]),
+        path / MODEL if (path / MODEL).exists() else None,
         metric,
         first.split,
         _mixture(list(by_word[MIXED].values()), first.target, names),
@@ -213,6 +253,7 @@ def read_mix(folder: str | os.PathLike[str]) -> MixtureResult:
         {_label(word): fmean(run.seconds for run in runs.values()) for word, runs in by_word.items()},
         _label(chosen),
     )
+    return mixture, alike[chosen]
 
 
 def _label(word: str) -> str:

@@ -11,6 +11,8 @@ from typing import Any, Literal
 from torch.utils.data import TensorDataset
 
 from forkmerge.algorithms.forkmerge import ForkMerge
+from forkmerge.engine.storage.json_files import read_versioned, write_versioned
+from forkmerge.engine.storage.records import Record
 from forkmerge.engine.training.optimizers import OptimizerOf
 from forkmerge.errors import ProblemError, check_count, check_name
 from forkmerge.experiments.language_model import LanguageModel
@@ -21,6 +23,10 @@ from forkmerge.problem.text.documents import Document, divide, read_documents
 from forkmerge.problem.text.masked_windows import MaskedTokens, bits_per_token, with_masks
 from forkmerge.problem.text.windows import bits_per_byte, measure_bits, next_token_loss
 
+CORPORA = "corpora.json"
+"""What the folder of a mixture keeps about its corpora."""
+
+_FORMAT = 1
 _HELD_OUT = 0.2  # of the target's text to test on, and as much to validate on
 _LR = {True: 5e-5, False: 2e-4}  # of all weights, and of adapters, which start from 0
 
@@ -99,6 +105,74 @@ class Corpora:
         return {
             name: sum(len(text.encode("utf-8", "surrogatepass")) for text in t) for name, t in self.training.items()
         }
+
+
+@dataclass(frozen=True)
+class CorpusFacts(Record):
+    """What a mixture took of one corpus.
+
+    Args:
+        name: Its name.
+        documents: How many are trained on.
+        size: Their bytes.
+        contaminated: How many gave away text to validate or test on.
+        contamination: What these are, in words; empty where there are none.
+    """
+
+    name: str
+    documents: int
+    size: int
+    contaminated: int = 0
+    contamination: str = ""
+
+
+@dataclass(frozen=True)
+class CorporaFacts(Record):
+    """What a mixture was made of; kept in its folder, so that its page can say it.
+
+    Args:
+        target: The target's name.
+        validation: How many documents it was validated on.
+        test: How many it was tested on.
+        contamination: What was done with documents that give these away: "drop" or "report".
+        corpora: Every corpus, the target first.
+    """
+
+    target: str
+    validation: int
+    test: int
+    contamination: str
+    corpora: list[CorpusFacts]
+
+
+def corpora_facts(texts: Corpora, contamination: str) -> CorporaFacts:
+    """Return what a mixture is made of, in numbers and words."""
+    sizes = texts.sizes
+    corpora = [
+        CorpusFacts(
+            each.corpus,
+            len(texts.training[each.corpus]),
+            sizes[each.corpus],
+            len(each.all),
+            str(each) if each.all else "",
+        )
+        for each in texts.contamination
+    ]
+    return CorporaFacts(texts.target, len(texts.validation), len(texts.test), contamination, corpora)
+
+
+def write_corpora_facts(folder: Path, facts: CorporaFacts) -> None:
+    """Keep in a folder what its mixture was made of."""
+    write_versioned(folder / CORPORA, _FORMAT, {"corpora": facts})
+
+
+def read_corpora_facts(folder: Path) -> CorporaFacts | None:
+    """Return what the mixture of a folder was made of; None where that was not kept."""
+    path = folder / CORPORA
+    if not path.is_file():
+        return None
+    data = read_versioned(path, _FORMAT, ["corpora"], "what a mixture was made of", "it")
+    return CorporaFacts.from_json(data["corpora"], name=path)
 
 
 def read_corpora(

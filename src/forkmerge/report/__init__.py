@@ -48,8 +48,9 @@ def page_from(folder: str | os.PathLike[str]) -> Page:
 def _page_of(path: Path) -> Page:
     if path.is_file() or (path / "plan.json").is_file():
         from forkmerge.report.comparison_page import comparison_page
+        from forkmerge.report.mixture_page import is_mixture, mixture_page
 
-        return comparison_page(path)
+        return mixture_page(path) if is_mixture(path) else comparison_page(path)
     if (path / "diagnosis_plan.json").is_file():
         from forkmerge.analysis.diagnosis.diagnosis import read_diagnosis
         from forkmerge.report.diagnosis_page import diagnosis_page

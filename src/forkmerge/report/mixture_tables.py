@@ -5,19 +5,15 @@ from __future__ import annotations
 from forkmerge.algorithms.table_data import Table, show_bytes, show_number, show_seconds, show_share, word_table
 from forkmerge.experiments.mix import Estimate, MixtureResult
 from forkmerge.experiments.paired_statistics import Paired, spread
-from forkmerge.experiments.text_mixture import Corpora
+from forkmerge.experiments.text_mixture import CorporaFacts
 
 
-def corpora_table(texts: Corpora, contamination: str) -> Table:
+def corpora_table(facts: CorporaFacts) -> Table:
     """Return what is trained on, and what gives away text to validate or test on."""
-    rows = [
-        (each.corpus, str(len(texts.training[each.corpus])), show_bytes(texts.sizes[each.corpus]), str(len(each.all)))
-        for each in texts.contamination
-    ]
-    done = "left out" if contamination == "drop" else "kept, as --contamination report asks for"
-    notes = [f"{each}: {done}" for each in texts.contamination if each.all]
-    held = f"{len(texts.validation)} documents to validate on, {len(texts.test)} to test on"
-    title = f"corpora; of {texts.target}, {held}"
+    rows = [(each.name, str(each.documents), show_bytes(each.size), str(each.contaminated)) for each in facts.corpora]
+    done = "left out" if facts.contamination == "drop" else "kept, as --contamination report asks for"
+    notes = [f"{each.contamination}: {done}" for each in facts.corpora if each.contaminated]
+    title = f"corpora; of {facts.target}, {facts.validation} documents to validate on, {facts.test} to test on"
     return word_table(title, ("corpus", "documents", "text", "near-duplicates or translations of these"), rows, notes)
 
 
