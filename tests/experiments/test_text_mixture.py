@@ -45,6 +45,23 @@ def test_text_to_test_on_can_be_given_and_is_then_not_trained_on(folder: Path) -
     assert not set(texts.test) & set(texts.training["target"])
 
 
+@pytest.mark.parametrize("script", ["spaced", "unspaced"])
+def test_copies_of_short_documents_are_left_out_whatever_their_script(tmp_path: Path, script: str) -> None:
+    for count in range(3, 12):
+        own = [text_of("da", number, count) for number in range(20)]
+        if script == "unspaced":
+            own = ["".join(chr(0x4E00 + int(word[2:])) for word in text.split()) for text in own]
+        corpora = {"target": own * 2, "copies": own, "far": ["nothing that is of their kind at all"]}
+        files = [tmp_path / f"{name}{count}.jsonl" for name in corpora]
+        for file, texts in zip(files, corpora.values(), strict=True):
+            file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+        read = read_corpora(str(files[0]), [str(file) for file in files[1:]])
+        held = {*read.validation, *read.test}
+        assert held, count
+        assert not held & {text for training in read.training.values() for text in training}, count
+        assert len(read.training[f"far{count}"]) == 1
+
+
 def test_the_recipe_forks_one_branch_per_corpus_and_trains(folder: Path) -> None:
     target, others = paths(folder)
     made = recipe(target, others, str(write_causal(folder / "model")), steps=2, interval=1, length=16, batch_size=2)

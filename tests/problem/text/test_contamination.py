@@ -33,3 +33,10 @@ def test_without_ids_only_texts_are_compared() -> None:
     found = find_contamination("nb", corpus, [document("da", i) for i in range(5)])
     assert found.all == ()
     assert str(found) == "nb: none of 6 documents"
+
+
+def test_copies_of_short_documents_and_of_such_without_spaces_are_found() -> None:
+    texts = ["ls lists what is in a folder", "自由软件基金会发布了新的许可证，任何人都可以复制和分发。", "Thank you"]
+    held_out = [Document(text, None, f"held {number}") for number, text in enumerate(texts)]
+    corpus = [Document(text, None, "copy") for text in (*texts, "cp copies what is in a file", "任何人都可以")]
+    assert find_contamination("other", corpus, held_out, held_out * 9).duplicates == (0, 1)
