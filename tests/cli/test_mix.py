@@ -26,11 +26,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_it_ends_with_scores_relevance_the_mixture_and_the_model(folder: Path) -> None:
     words = ("mix", "target.jsonl", "--with", "near.jsonl", *SMALL, "--id", "page", "--no-baselines", "--workers", 1)
+    words = (*words, "--freeze-a", "--base-model", "org/tiny")
     result = invoke(*words)
     for text in ("bits per byte on test text", "target only", "relevance (λ)", "the mixture over time", "round"):
         assert text in result.stdout
     assert "runs/mix-target/export/model" in result.stdout.replace("\n", "")
     assert (folder / "runs/mix-target/export/model/model.safetensors").is_file()
+    assert 'base_model: "org/tiny"' in (folder / "runs/mix-target/export/model/README.md").read_text()
     assert "with the same id" in result.stderr
     assert "left out" in result.stderr
     again = json.loads(invoke(*words, "--json").stdout)

@@ -107,6 +107,13 @@ def test_a_path_is_no_base_model(run: Path, tmp_path: Path, name: str) -> None:
     assert "base_model:" not in (out / "README.md").read_text()
 
 
+def test_the_base_of_a_model_from_a_local_folder_can_be_said(run: Path, tmp_path: Path) -> None:
+    out = export_pretrained(run, tmp_path / "out", tiny("/home/somebody/model"), base_model="org/model-1")
+    assert 'base_model: "org/model-1"' in (out / "README.md").read_text()
+    with pytest.raises(fm.ProblemError, match="the name of a model on a hub, such as org/model"):
+        export_pretrained(run, tmp_path / "other", tiny(), base_model="/home/somebody/model")
+
+
 def test_no_name_breaks_the_metadata_and_no_infinite_metric_enters_it() -> None:
     import yaml
 
@@ -149,8 +156,10 @@ class TestCommand:
 
     def test_a_run_of_a_recipe_is_exported_for_transformers(self) -> None:
         invoke("run", "hf_problem:recipe", "--out", "a", "--no-reference")
-        files = json.loads(invoke("export", "a", "out", "--format", "hf", "--json").stdout)["files"]
+        words = ("export", "a", "out", "--format", "hf", "--base-model", "org/bert")
+        files = json.loads(invoke(*words, "--json").stdout)["files"]
         assert "out/config.json" in files
+        assert 'base_model: "org/bert"' in Path("out/README.md").read_text()
         assert BertForSequenceClassification.from_pretrained("out").config.hidden_size == 16
 
     def test_a_run_of_another_model_says_that_it_cannot_be(self) -> None:

@@ -24,6 +24,15 @@ def test_adapters_are_all_that_is_trained_unless_all_weights_are(tmp_path: Path)
     assert pickle.loads(pickle.dumps(LanguageModel(folder))) == LanguageModel(folder)
 
 
+def test_first_factors_can_be_frozen(tmp_path: Path) -> None:
+    folder = str(write_causal(tmp_path))
+    trained = [name for name, p in LanguageModel(folder, freeze_a=True)().named_parameters() if p.requires_grad]
+    assert trained
+    assert all("lora_B" in name for name in trained)
+    with pytest.raises(fm.ProblemError, match="--freeze-a is about adapters: leave --full out"):
+        LanguageModel(folder, full=True, freeze_a=True)
+
+
 def test_a_configuration_alone_starts_from_random_weights_and_needs_them_all(tmp_path: Path) -> None:
     config = write_causal(tmp_path) / "config.json"
     (tmp_path / "model.safetensors").unlink()

@@ -34,6 +34,9 @@ def mix(
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="Train all weights, not only LoRA adapters.")] = False,
     rank: Annotated[int, typer.Option(min=1, metavar="N", help="Rank of the adapters.")] = 8,
+    freeze_a: Annotated[
+        bool, typer.Option("--freeze-a", help="Train one factor of the adapters: their merges are then exact.")
+    ] = False,
     length: Annotated[int, typer.Option(min=1, metavar="N", help="Tokens of a window.")] = 128,
     batch_size: Annotated[int, typer.Option(min=1, metavar="N", help="Windows per step.")] = 8,
     steps: Annotated[int, typer.Option(min=1, metavar="N", help="Training steps.")] = 400,
@@ -54,6 +57,9 @@ def mix(
         bool, typer.Option("--baselines/--no-baselines", help="Also train with equal weights and each corpus alone.")
     ] = True,
     refit: Annotated[bool, typer.Option("--refit", help="In the end, train on validation text, too.")] = False,
+    base_model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="What --model is on a hub, such as org/model, for the card.")
+    ] = None,
     seeds: Annotated[int, typer.Option(min=1, metavar="N", help="Repetitions.")] = 1,
     workers: Annotated[int, typer.Option(min=1, metavar="N", help="Processes, of one thread each.")] = 2,
     out: Annotated[
@@ -71,10 +77,10 @@ def mix(
     _check_order(ctx, target)
     names = ("validation", "test", "full", "rank", "length", "batch_size", "steps", "interval", "lr", "id_key")
     options = {name: ctx.params[name] for name in (*names, "contamination")}
-    options |= {"baselines": baselines, "refit": refit, "seeds": seeds}
+    options |= {"baselines": baselines, "refit": refit, "seeds": seeds, "freeze_a": freeze_a or None}
     auxiliaries = [*(others or []), *further]
     folder = out or Path("runs") / f"mix-{Path(target.partition('=')[0]).name.partition('.')[0]}"
-    _run(target, auxiliaries, model, options, folder, workers, dry_run, as_json, typed_words(ctx))
+    _run(target, auxiliaries, model, options, folder, workers, base_model, dry_run, as_json, typed_words(ctx))
 
 
 def _check_order(ctx: typer.Context, target: str) -> None:
@@ -92,6 +98,7 @@ def _run(
     options: dict[str, Any],
     folder: Path,
     workers: int,
+    base_model: str | None,
     dry_run: bool,
     as_json: bool,
     typed: str,
@@ -101,6 +108,7 @@ def _run(
     from forkmerge.cli.terminal import print_json, say, stderr, stdout, stdout_for_json
     from forkmerge.engine.executors.executor_options import LocalOptions
     from forkmerge.experiments.cost_of_comparison import estimate_comparison
+    from forkmerge.experiments.hf_export import check_base_model
     from forkmerge.experiments.mix import corpora_of_mix, facts_of_mix, plan_mix, read_mix
     from forkmerge.experiments.text_mixture import write_corpora_facts
     from forkmerge.report.comparison_tables import write_tables
@@ -108,6 +116,7 @@ def _run(
     from forkmerge.report.mixture_tables import corpora_table, mixture_tables
 
     with stdout_for_json(as_json):
+        check_base_model(base_model)
         plan = plan_mix(target, auxiliaries, model, **options)
         facts = facts_of_mix(plan)
         if not as_json:
@@ -118,7 +127,7 @@ def _run(
             carry_out(plan, folder, executor=LocalOptions(workers), typed=typed)
             write_tables(folder)
             write_corpora_facts(folder, facts)
-            result = read_mix(folder)
+            result = read_mix(folder, base_model=base_model)
     if dry_run:
         print_json(cost) if as_json else show_tables(stdout(), [cost_table(cost)])
     elif as_json:

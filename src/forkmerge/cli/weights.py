@@ -28,6 +28,10 @@ def export(
     trust: Annotated[
         bool, typer.Option("--trust", help="With hf, run the code of a run that somebody else started.")
     ] = False,
+    base_model: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="With hf, what it was made from, for the card: its name on a hub."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Write a run's model, for plain torch or for transformers, with a card."""
@@ -35,13 +39,15 @@ def export(
 
     if form not in ("torch", "hf"):
         raise ConfigError(unknown_name("format", form, ("torch", "hf")))
+    if base_model is not None and form != "hf":
+        raise ConfigError("--base-model stands in the card that hubs read: add --format hf.")
     try:
         member = _member_of(run)
     except StoreError:
         if form == "hf":
             raise
         member = None  # weights can be had of a damaged comparison, too
-    made = _pretrained(run, member, trust, as_json) if form == "hf" else None
+    made = _pretrained(run, member, base_model, trust, as_json) if form == "hf" else None
     export_run_folder(run, out, form=made, typed=None if member is None else member.typed, as_json=as_json)
 
 
@@ -57,7 +63,7 @@ class _Member(NamedTuple):
 def _member_of(run: Path) -> _Member | None:
     """Return which run of a comparison a folder is; None where it is a run of its own."""
     from forkmerge.engine.storage.json_files import interpreting
-    from forkmerge.experiments.mix import RECIPE
+    from forkmerge.experiments.mixture_model import RECIPE
     from forkmerge.experiments.run_results import read_plan, read_run_result
 
     path = run.resolve()
@@ -73,7 +79,7 @@ def _member_of(run: Path) -> _Member | None:
 def _typed(plan: Mapping[str, Any], record: RunResult) -> str:
     """Return the command that does a run of a comparison again, for a card."""
     from forkmerge.cli.arguments import settings_of
-    from forkmerge.experiments.mix import RECIPE, command_of_mix
+    from forkmerge.experiments.mixture_model import RECIPE, command_of_mix
     from forkmerge.methods.option_syntax import show_options
 
     if plan["settings"]["recipe"] == RECIPE:
@@ -86,14 +92,16 @@ def _typed(plan: Mapping[str, Any], record: RunResult) -> str:
     return shlex.join([*words, *(["--equal-labels"] if plan["equal_labels"] and record.kind == "final" else [])])
 
 
-def _pretrained(folder: Path, member: _Member | None, trust: bool, as_json: bool) -> TransformersFolder:
+def _pretrained(
+    folder: Path, member: _Member | None, base_model: str | None, trust: bool, as_json: bool
+) -> TransformersFolder:
     """Make the model of a run again, by its recipe, or by that of the comparison that it is in."""
     from forkmerge.algorithms.fit import build_model
     from forkmerge.algorithms.saved_run import read_saved_run
     from forkmerge.cli.run import ask_to_run, recipe_of_run
     from forkmerge.cli.terminal import stdout_for_json
     from forkmerge.experiments.hf_export import TransformersFolder
-    from forkmerge.experiments.mix import form_of_mix
+    from forkmerge.experiments.mixture_model import form_of_mix
     from forkmerge.experiments.recipe import seeded_recipe
 
     saved, doing = read_saved_run(folder, needs_record=False), "write its model for transformers"
@@ -104,16 +112,16 @@ def _pretrained(folder: Path, member: _Member | None, trust: bool, as_json: bool
         )
     if member is None or saved.source:
         recipe = recipe_of_run(saved, trust=trust, as_json=as_json, doing=doing)
-        return TransformersFolder(build_model(recipe.model, seed=0))
+        return TransformersFolder(build_model(recipe.model, seed=0), base_model)
     if member.is_mix:  # which only reads
-        return form_of_mix(member.plan)
+        return form_of_mix(member.plan, base_model)
     source = {key: member.plan.get(key) for key in ("settings", "pretrained")} | {"folders": [str(Path.cwd())]}
     if not trust:  # nobody has signed a plan
         why = f"{folder.parent.parent / 'plan.json'} says how its model is made, and may have been changed by anybody"
         ask_to_run(replace(saved, config={**saved.config, "source": source}), why, doing)
     with stdout_for_json(as_json):
         recipe = seeded_recipe(source, member.record.seed, member.record.target)
-    return TransformersFolder(build_model(recipe.model, seed=0))
+    return TransformersFolder(build_model(recipe.model, seed=0), base_model)
 
 
 def merge(

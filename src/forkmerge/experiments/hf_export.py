@@ -25,9 +25,10 @@ class TransformersFolder(PlainTorch):
 
     Args:
         model: A model like the one that was trained; its weights are replaced by the run's.
+        base_model: What it was made from, by its name on a hub, for the card; None for what transformers knows of it.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, base_model: str | None = None) -> None:
         check_packages("a transformers folder", "hf", {"transformers": "transformers"})
         from transformers import PreTrainedModel
 
@@ -37,6 +38,7 @@ class TransformersFolder(PlainTorch):
                 "transformers: leave --format hf out, which writes it for plain torch."
             )
         self.model: Any = model
+        self.base_model = check_base_model(base_model)
 
     def write(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:
         """Write config and weights into a new folder."""
@@ -57,10 +59,11 @@ class TransformersFolder(PlainTorch):
 
     def head(self, card: Mapping[str, Any]) -> str:
         """Return the metadata that hubs read: JSON, which is YAML, so that no name can break it."""
-        base = str(getattr(self.model.config, "_name_or_path", "") or "")
+        loaded_from = str(getattr(self.model.config, "_name_or_path", "") or "")
+        base = self.base_model or (loaded_from if _is_on_hub(loaded_from) else None)
         is_merged = len(card["branches"]) > 1
         metadata: dict[str, Any] = {
-            **({"base_model": base} if _HUB_NAME.fullmatch(base) and not Path(base).exists() else {}),
+            **({"base_model": base} if base else {}),
             "base_model_relation": "merge" if is_merged else "finetune",
             "library_name": "transformers",
             "tags": ["forkmerge", *(["merge"] if is_merged else [])],
@@ -77,6 +80,17 @@ class TransformersFolder(PlainTorch):
         module = "transformers" if kind.__module__.startswith("transformers.") else kind.__module__
         code = f'from {module} import {kind.__name__}\n\nmodel = {kind.__name__}.from_pretrained(".")  # this folder'
         return f"As any model of transformers:\n\n{code_block('python', code)}"
+
+
+def check_base_model(name: str | None) -> str | None:
+    """Return the name of a base model, if it could be one on a hub."""
+    if name is not None and not _HUB_NAME.fullmatch(name):
+        raise ProblemError(f"a base model is the name of a model on a hub, such as org/model; got {name!r}.")
+    return name
+
+
+def _is_on_hub(name: str) -> bool:
+    return _HUB_NAME.fullmatch(name) is not None and not Path(name).exists()
 
 
 @contextmanager
@@ -106,12 +120,15 @@ def _result(card: Mapping[str, Any], split: str) -> dict[str, Any]:
     return {"task": task, "dataset": data, "metrics": metrics}
 
 
-def export_pretrained(folder: str | os.PathLike[str], out: str | os.PathLike[str], model: nn.Module) -> Path:
+def export_pretrained(
+    folder: str | os.PathLike[str], out: str | os.PathLike[str], model: nn.Module, *, base_model: str | None = None
+) -> Path:
     """Write a finished run with `save_pretrained` and a card; everything appears at once or not at all.
 
     Args:
         folder: The run's folder; its model is verified first.
         out: A folder that does not exist yet, or is empty.
         model: A model like the one that was trained, a `PreTrainedModel`; its weights are replaced by the run's.
+        base_model: What it was made from, by its name on a hub, for the card.
     """
-    return export_run(folder, out, TransformersFolder(model))
+    return export_run(folder, out, TransformersFolder(model, base_model))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
@@ -23,6 +24,11 @@ _BYTE_TOKENS = BEGIN + 1
 # Code that lies beside a model is never run, nor asked about; nothing is looked for on a hub.
 _OWN_CODE_ONLY: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
+_FACTORS = {".lora_A.": ".lora_B.", ".lora_embedding_A.": ".lora_embedding_B."}
+
+Factors = Mapping[str, tuple[Tensor, Tensor]]
+"""A and B of every layer with an adapter."""
+
 
 @dataclass(frozen=True)
 class LanguageModel:
@@ -33,15 +39,19 @@ class LanguageModel:
             random. Without a tokenizer tokens are bytes.
         full: Train all weights; otherwise LoRA adapters of all linear layers, on frozen weights.
         rank: Of the adapters.
+        freeze_a: Train only the second factor of every adapter, which makes merges of factors merges of updates.
     """
 
     path: str
     full: bool = False
     rank: int = 8
+    freeze_a: bool = False
 
     def __post_init__(self) -> None:
         packages = {"transformers": "transformers"} if self.full else {"transformers": "transformers", "peft": "peft"}
         check_packages("forkmerge mix", "hf" if self.full else "hf,lora", packages)
+        if self.full and self.freeze_a:
+            raise ProblemError("--freeze-a is about adapters: leave --full out, or --freeze-a.")
         if not self._config_file.is_file():
             raise ProblemError(f"--model {self.path}: there is no {self._config_file.name}: give a local folder.")
         if not self.full and not self.has_weights:
@@ -101,6 +111,8 @@ class LanguageModel:
 
         options = LoraConfig(r=self.rank, lora_alpha=2 * self.rank, target_modules="all-linear")
         adapted: nn.Module = get_peft_model(model, options)
+        if self.freeze_a:
+            freeze_first_factors(adapted)
         return adapted
 
     @property
@@ -158,12 +170,13 @@ class LanguageModelFolder(TransformersFolder):
 
     Args:
         made: What made the model.
+        base_model: As of `TransformersFolder`.
     """
 
-    def __init__(self, made: LanguageModel) -> None:
+    def __init__(self, made: LanguageModel, base_model: str | None = None) -> None:
         self.made = made
         self.trained = cast(Any, build_model(made, seed=0))  # transformers' own methods are called
-        super().__init__(self.trained if made.full else self.trained.get_base_model())
+        super().__init__(self.trained if made.full else self.trained.get_base_model(), base_model)
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Give the model the weights of the run; adapters become part of them."""
@@ -175,6 +188,51 @@ class LanguageModelFolder(TransformersFolder):
         super().save(folder)
         if self.made.tokenizer is not None:
             self.made.tokenizer.save_pretrained(folder)
+
+
+def factors_of(model: nn.Module) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return the factors A and B of every layer with an adapter, by the name of A."""
+    parameters = dict(model.named_parameters())
+    pairs: dict[str, tuple[Tensor, Tensor]] = {}
+    for name, parameter in parameters.items():
+        for first, second in _FACTORS.items():
+            if first in name:
+                pairs[name] = (parameter, parameters[name.replace(first, second)])
+    return pairs
+
+
+def merge_discrepancy(adapters: Mapping[str, Factors], coefficients: Mapping[str, float]) -> float:
+    """Return how far the product of merged factors is from the merge of products, relative to the latter.
+
+    Args:
+        adapters: The factors of every branch, before they were merged.
+        coefficients: Λ by branch.
+    """
+    used = {name: weight for name, weight in coefficients.items() if weight != 0}
+    if len(used) < 2:
+        return 0.0
+    off = total = 0.0
+    for layer in next(iter(adapters.values())):
+        pairs = [[factor.detach().double().flatten(1) for factor in adapters[name][layer]] for name in used]
+        firsts, seconds = ([pair[i] for pair in pairs] for i in range(2))
+        seconds_weighed = [weight * second for weight, second in zip(used.values(), seconds, strict=True)]
+        merged_first = torch.stack([weight * first for weight, first in zip(used.values(), firsts, strict=True)]).sum(0)
+        merged_second = torch.stack(seconds_weighed).sum(0)
+        off += _squared_norm([merged_second, *(-second for second in seconds_weighed)], [merged_first, *firsts])
+        total += _squared_norm(seconds_weighed, firsts)
+    return float((off / total) ** 0.5) if total else 0.0
+
+
+def _squared_norm(seconds: Sequence[Tensor], firsts: Sequence[Tensor]) -> float:
+    """Return ‖Σ_b B_b A_b‖² = tr(BᵀB AAᵀ), factors stacked: products, as large as the layer, are not made."""
+    b, a = torch.cat(list(seconds), dim=1), torch.cat(list(firsts), dim=0)
+    return max(((b.T @ b) * (a @ a.T)).sum().item(), 0.0)
+
+
+def freeze_first_factors(model: nn.Module) -> None:
+    """Freeze A of every layer: merges of B are then merges of the updates, at half the trained parameters."""
+    for first, _ in factors_of(model).values():
+        first.requires_grad_(False)
 
 
 def _bytes_of(text: str, ends: Sequence[int]) -> Any:

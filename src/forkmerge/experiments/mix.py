@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -13,13 +12,13 @@ from typing import Any, NamedTuple
 
 from forkmerge.algorithms.events.run_events import OnEvent
 from forkmerge.algorithms.events.send import ignore
-from forkmerge.algorithms.export import export_run
 from forkmerge.algorithms.saved_run import read_run
 from forkmerge.errors import StoreError
 from forkmerge.experiments.comparison import Comparison, plan_comparison, run_comparison
-from forkmerge.experiments.language_model import LanguageModel, LanguageModelFolder
+from forkmerge.experiments.hf_export import check_base_model
+from forkmerge.experiments.mixture_model import EQUAL, MODEL, RECIPE, write_model
 from forkmerge.experiments.paired_statistics import CONFIDENCE, Paired, compare_paired, spread, t_quantile
-from forkmerge.experiments.run_results import RunResult, read_plan, read_run_results
+from forkmerge.experiments.run_results import RunResult, read_run_results
 from forkmerge.experiments.text_mixture import (
     Corpora,
     CorporaFacts,
@@ -30,9 +29,7 @@ from forkmerge.experiments.text_mixture import (
 )
 from forkmerge.problem.display import Display, Displayed
 
-RECIPE = "forkmerge.experiments.text_mixture:recipe"
-MODEL = "export/model"  # below a folder of its own: records of runs are looked for one level down
-MIXED, ALONE, EQUAL, WITH = "forkmerge-aux", "stl", "ew", "with:"
+MIXED, ALONE, WITH = "forkmerge-aux", "stl", "with:"
 
 Scores = dict[int, float]
 """By seed."""
@@ -119,6 +116,7 @@ def mix(
     workers: int = 1,
     baselines: bool = True,
     refit: bool = False,
+    base_model: str | None = None,
     on_event: OnEvent = ignore,
     **options: Any,
 ) -> MixtureResult:
@@ -133,13 +131,15 @@ def mix(
         workers: Processes.
         baselines: Also train with equal weights and with every corpus alone; the target only is trained in any case.
         refit: Train on training ∪ validation text in the end.
+        base_model: What the model was made from, by its name on a hub, for the card of the new one.
         on_event: Gets the events of the comparison.
         **options: Those of `forkmerge.experiments.text_mixture.recipe`.
     """
+    check_base_model(base_model)
     plan = plan_mix(target, auxiliaries, model, seeds=seeds, baselines=baselines, refit=refit, **options)
     run_comparison(plan, out, workers=workers, on_event=on_event)
     write_corpora_facts(Path(out), facts_of_mix(plan))
-    return read_mix(out)
+    return read_mix(out, base_model=base_model)
 
 
 def plan_mix(
@@ -196,14 +196,15 @@ def _contamination(plan: Comparison) -> Any:
     return plan.recipe.source["settings"]["arguments"].get("contamination", "drop")
 
 
-def read_mix(folder: str | os.PathLike[str]) -> MixtureResult:
+def read_mix(folder: str | os.PathLike[str], *, base_model: str | None = None) -> MixtureResult:
     """Return what the runs of a folder found; the model is written there, if it is not yet.
 
     Args:
         folder: The folder that `mix` was given.
+        base_model: As of `mix`.
     """
     result, run = _find(Path(folder))
-    return replace(result, model=_write_model(Path(folder), run))
+    return replace(result, model=write_model(Path(folder), run, base_model))
 
 
 def find_mix(folder: str | os.PathLike[str]) -> MixtureResult:
@@ -298,48 +299,3 @@ def _relevance(runs: Sequence[RunResult], name: str) -> Estimate:
         return Estimate(each.mean, None, None)
     half = t_quantile((1 + CONFIDENCE) / 2, each.count - 1) * each.std / math.sqrt(each.count)
     return Estimate(each.mean, max(each.mean - half, 0.0), min(each.mean + half, 1.0))
-
-
-def _write_model(folder: Path, result: RunResult) -> Path:
-    out = folder / MODEL
-    if not out.exists():
-        plan = read_plan(folder)
-        assert plan is not None
-        export_run(folder / result.folder, out, form_of_mix(plan), command_of_mix(plan))
-    return out
-
-
-def form_of_mix(plan: Mapping[str, Any]) -> LanguageModelFolder:
-    """Return how models of a mixture are written, which needs its model but none of its text.
-
-    Args:
-        plan: What `plan.json` of its folder holds.
-    """
-    arguments = plan["settings"]["arguments"]
-    options = {name: arguments[name] for name in ("full", "rank") if name in arguments}
-    return LanguageModelFolder(LanguageModel(arguments["model"], **options))
-
-
-def command_of_mix(plan: Mapping[str, Any]) -> str:
-    """Return the command of a mixture, for a card: without folders, which are nobody else's.
-
-    Args:
-        plan: What `plan.json` of its folder holds.
-    """
-    options = dict(plan["settings"]["arguments"])
-    words = ["forkmerge", "mix", _file_of(options.pop("corpus")), "--with"]
-    words += [*map(_file_of, options.pop("auxiliaries")), "--model", Path(options.pop("model")).name]
-    options |= {name: Path(options[name]).name for name in ("validation", "test") if name in options}
-    options["id"] = options.pop("id_key", None)
-    methods = [method["word"] for method in plan["methods"]]
-    options |= {"refit": plan["equal_labels"], "no_baselines": EQUAL not in methods, "seeds": len(plan["seeds"])}
-    for name, value in options.items():
-        if value is not None and value is not False:
-            words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
-    return shlex.join(words)
-
-
-def _file_of(word: str) -> str:
-    name, _, path = word.partition("=")
-    file = Path(path).name
-    return file if name == file.partition(".")[0] else f"{name}={file}"

@@ -40,6 +40,7 @@ def recipe(
     test: str | None = None,
     full: bool = False,
     rank: int = 8,
+    freeze_a: bool = False,
     length: int = 128,
     batch_size: int = 8,
     steps: int = 400,
@@ -58,6 +59,7 @@ def recipe(
         test: A corpus to test on; None takes a fifth of the target.
         full: Train all weights, not only adapters (LoRA).
         rank: Of the adapters.
+        freeze_a: Train B of the adapters alone: merges of factors are then merges of updates.
         length: Tokens of a window.
         batch_size: Windows per step.
         steps: Training steps.
@@ -66,7 +68,7 @@ def recipe(
         id_key: The key of an id that translations share, in JSON lines; "file" for the file's name.
         contamination: Whether documents that give away held-out ones are left out, or only reported.
     """
-    made = LanguageModel(model, full, rank)
+    made = LanguageModel(model, full, rank, freeze_a)
     texts = read_corpora(corpus, auxiliaries, validation, test, id_key, contamination)
     windows = partial(made.windows, length=made.window_length(check_count("length", length)))
     build = _masked_problem if made.is_encoder else _causal_problem

@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from forkmerge.algorithms.own_loop.forked_branch import ForkedBranch
 from forkmerge.algorithms.own_loop.merge_outcome import MergeOutcome
@@ -25,11 +24,7 @@ from forkmerge.algorithms.own_loop.trainer_rounds import Trainer, rounds
 from forkmerge.engine.merging.searches import Search
 from forkmerge.engine.training.options import Mixture
 from forkmerge.errors import ProblemError, check_packages
-
-_FACTORS = {".lora_A.": ".lora_B.", ".lora_embedding_A.": ".lora_embedding_B."}
-
-Factors = Mapping[str, tuple[Tensor, Tensor]]
-"""A and B of every layer with an adapter."""
+from forkmerge.experiments.language_model import Factors, factors_of, freeze_first_factors, merge_discrepancy
 
 
 @dataclass(frozen=True)
@@ -44,51 +39,6 @@ class AdapterMerge:
 
     outcome: MergeOutcome
     discrepancy: float
-
-
-def factors_of(model: nn.Module) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return the factors A and B of every layer with an adapter, by the name of A."""
-    parameters = dict(model.named_parameters())
-    pairs: dict[str, tuple[Tensor, Tensor]] = {}
-    for name, parameter in parameters.items():
-        for first, second in _FACTORS.items():
-            if first in name:
-                pairs[name] = (parameter, parameters[name.replace(first, second)])
-    return pairs
-
-
-def merge_discrepancy(adapters: Mapping[str, Factors], coefficients: Mapping[str, float]) -> float:
-    """Return how far the product of merged factors is from the merge of products, relative to the latter.
-
-    Args:
-        adapters: The factors of every branch, before they were merged.
-        coefficients: Λ by branch.
-    """
-    used = {name: weight for name, weight in coefficients.items() if weight != 0}
-    if len(used) < 2:
-        return 0.0
-    off = total = 0.0
-    for layer in next(iter(adapters.values())):
-        pairs = [[factor.detach().double().flatten(1) for factor in adapters[name][layer]] for name in used]
-        firsts, seconds = ([pair[i] for pair in pairs] for i in range(2))
-        seconds_weighed = [weight * second for weight, second in zip(used.values(), seconds, strict=True)]
-        merged_first = torch.stack([weight * first for weight, first in zip(used.values(), firsts, strict=True)]).sum(0)
-        merged_second = torch.stack(seconds_weighed).sum(0)
-        off += _squared_norm([merged_second, *(-second for second in seconds_weighed)], [merged_first, *firsts])
-        total += _squared_norm(seconds_weighed, firsts)
-    return float((off / total) ** 0.5) if total else 0.0
-
-
-def _squared_norm(seconds: Sequence[Tensor], firsts: Sequence[Tensor]) -> float:
-    """Return ‖Σ_b B_b A_b‖² = tr(BᵀB AAᵀ), factors stacked: products, as large as the layer, are not made."""
-    b, a = torch.cat(list(seconds), dim=1), torch.cat(list(firsts), dim=0)
-    return max(((b.T @ b) * (a @ a.T)).sum().item(), 0.0)
-
-
-def freeze_first_factors(model: nn.Module) -> None:
-    """Freeze A of every layer: merges of B are then merges of the updates, at half the trained parameters."""
-    for first, _ in factors_of(model).values():
-        first.requires_grad_(False)
 
 
 def adapter_rounds(

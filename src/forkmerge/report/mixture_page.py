@@ -8,7 +8,8 @@ from statistics import fmean
 
 from forkmerge.algorithms.table_data import show_number
 from forkmerge.errors import StoreError
-from forkmerge.experiments.mix import RECIPE, MixtureResult, find_mix
+from forkmerge.experiments.mix import MixtureResult, find_mix
+from forkmerge.experiments.mixture_model import RECIPE
 from forkmerge.experiments.run_results import read_plan
 from forkmerge.experiments.text_mixture import read_corpora_facts
 from forkmerge.report.comparison_page import comparison_page
