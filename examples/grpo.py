@@ -4,6 +4,7 @@ Which rewards help a policy to what is wanted of it? The model is built from a c
 one from a hub only `make_model` and `make_tokenizer` change.
 """
 
+import gc
 import tempfile
 
 import torch
@@ -96,6 +97,7 @@ def main(folder: str) -> None:
 
 
 if __name__ == "__main__":
+    gc.freeze()  # every train() collects garbage: it need not search all that was imported
     disable_progress_bars()
     logging.set_verbosity_error()
     with tempfile.TemporaryDirectory() as name:

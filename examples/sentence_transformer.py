@@ -5,6 +5,7 @@ times the tasks' weights. The model is built from a config, so nothing is downlo
 `make_model` changes.
 """
 
+import gc
 import random
 import tempfile
 
@@ -113,6 +114,7 @@ def main(folder: str) -> None:
 
 
 if __name__ == "__main__":
+    gc.freeze()  # every train() collects garbage: it need not search all that was imported
     disable_progress_bars()
     logging.set_verbosity_error()
     with tempfile.TemporaryDirectory() as name:

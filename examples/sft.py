@@ -4,6 +4,7 @@ The branches are LoRA adapters on one frozen model. The model is built from a co
 is downloaded; with one from a hub only `make_model` and `make_tokenizer` change.
 """
 
+import gc
 import random
 import tempfile
 
@@ -114,6 +115,7 @@ def main(folder: str) -> None:
 
 
 if __name__ == "__main__":
+    gc.freeze()  # every train() collects garbage: it need not search all that was imported
     disable_progress_bars()
     logging.set_verbosity_error()
     with tempfile.TemporaryDirectory() as name:

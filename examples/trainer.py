@@ -3,6 +3,7 @@
 The model is built from a config, so nothing is downloaded; with weights from a hub only `make_model` changes.
 """
 
+import gc
 import tempfile
 
 import torch
@@ -76,6 +77,7 @@ def main(folder: str) -> None:
 
 
 if __name__ == "__main__":
+    gc.freeze()  # every train() collects garbage: it need not search all that was imported
     logging.set_verbosity_error()
     with tempfile.TemporaryDirectory() as name:
         main(name)
