@@ -218,7 +218,7 @@ def test_a_run_from_a_recipe_says_the_command() -> None:
 def test_a_disk_that_is_too_small_is_refused_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     free = shutil.disk_usage(tmp_path)._replace(free=2_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
-    with pytest.raises(fm.StoreError, match=r"run will need about 0.0.* MB, and 0.002 MB are free there: free some space"):
+    with pytest.raises(fm.StoreError, match=r"run will need about 0.0.* MB, and 0.002 MB are free there: free some"):
         fit(fm.ForkMerge(interval=4), folder=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
