@@ -2,6 +2,7 @@
 
 python recipes/page.py             make the pages, and the table in README.md
 python recipes/page.py NAME …      run recipes/small/NAME.toml, or go on with it, keep its records, make the pages
+python recipes/page.py --more NAME …  the same, but what results/NAME.json has is not run again
 python recipes/page.py --check     say whether they are what the records give
 """
 
@@ -240,17 +241,23 @@ def _notes(s: Setting) -> list[str]:
     return [*lines, *(f"Failed: {failure}." for failure in s.summary.failures)]
 
 
-def run(names: Sequence[str]) -> int:
-    """Run small recipes one after the other, each to the end or until it fails, and keep their records."""
+def run(names: Sequence[str], more: bool = False) -> int:
+    """Run small recipes one after the other, each to the end or until it fails, and keep their records.
+
+    Args:
+        names: Of the recipes; development/NAME for one that options are chosen by.
+        more: Whether to go on from the records there are.
+    """
     worst = 0
     for name in names:
-        file = RECIPES / f"{name}.toml"
+        file = (ROOT / "recipes" if name.startswith("development/") else RECIPES) / f"{name}.toml"
         if not file.is_file():
             known = ", ".join(path.stem for path in sorted(RECIPES.glob("*.toml"))) or "none"
             print(f"there is no recipe {name!r}. Known: {known}.", file=sys.stderr)
             return 2
-        words = ["compare", str(file), "--out", str(ROOT / "runs" / "results" / name)]
-        words += ["--records", str(RECORDS / f"{name}.json")]
+        records = RECORDS / f"{name}.json"
+        words = ["compare", str(file), "--out", str(ROOT / "runs" / "results" / name), "--records", str(records)]
+        words += ["--earlier", str(records)] if more and records.is_file() else []
         worst = max(worst, subprocess.run([sys.executable, "-m", "forkmerge.cli", *words], check=False).returncode)
     return worst
 
@@ -274,7 +281,7 @@ def main(words: Sequence[str]) -> int:
             f"{', '.join(stale)} not as the records give it: type ./run results" if stale else "as the records give it"
         )
         return 1 if stale else 0
-    status = run(words)
+    status = run([word for word in words if word != "--more"], "--more" in words)
     if status != 2:
         for path, text in _made().items():
             path.write_text(text, "utf-8")

@@ -16,8 +16,9 @@ from compare_problem import recipe
 from forkmerge.algorithms.equal_compute import Scaled
 from forkmerge.engine.storage.run_folder import RunFolder
 from forkmerge.experiments import comparison_run as trial_module
-from forkmerge.experiments.comparison import Comparison, _target_folder, plan_comparison, run_comparison
+from forkmerge.experiments.comparison import Comparison, plan_comparison, run_comparison
 from forkmerge.experiments.events import JobStarted
+from forkmerge.experiments.run_folders import run_folder
 from forkmerge.experiments.run_results import RunResult, read_run_results
 from forkmerge.report.comparison_tables import summary_from, tables_from
 from problems import Stopped, counting_steps
@@ -277,6 +278,6 @@ def test_targets_that_differ_in_case_alone_have_folders_of_their_own():
     tasks = ("Depth", "depth", "normal")
     given = replace(stream, tasks=tasks)
     problem = fm.Problem("Depth", {"all": given}, recipe().problem.target_validation)
-    folders = [_target_folder(problem, task) for task in tasks]
+    folders = [run_folder(problem, "stl", task, 0, {}).partition("/")[0] for task in tasks]
     assert len({folder.casefold() for folder in folders}) == 3
     assert folders[2] == "normal"

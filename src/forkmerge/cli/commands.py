@@ -17,6 +17,8 @@ from forkmerge.cli.options import (
     BranchWorkers,
     ClusterAddress,
     EarlierComparisons,
+    EarlierRecords,
+    EqualLabels,
     ExecutorName,
     Json,
     ProblemArgument,
@@ -239,12 +241,7 @@ def compare(
     tune_seeds: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Seeds that the choice is made with.  [default: 1]")
     ] = None,
-    equal_labels: Annotated[
-        bool | None,
-        typer.Option(
-            "--equal-labels/--no-equal-labels", help="In the end, train all methods on training and validation data."
-        ),
-    ] = None,
+    equal_labels: EqualLabels = None,
     equal_compute: Annotated[
         bool | None,
         typer.Option(
@@ -253,6 +250,7 @@ def compare(
     ] = None,
     settings: Annotated[list[str] | None, settings_option("steps=500")] = None,
     records: RecordsFile = None,
+    earlier: EarlierRecords = None,
     others: EarlierComparisons = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run and cost, and stop.")] = False,
     as_json: Json = False,
@@ -268,7 +266,7 @@ def compare(
     changes = ("methods", "targets", "seeds", "tune", "tune_seeds", "equal_labels", "equal_compute", "settings")
     options = {name: ctx.params[name] for name in changes if ctx.params[name] not in (None, [], ())}
     where = ExecutorArguments(executor, address, workers)
-    asked = CompareCommand(problem, options, where, out, records, as_json, typed_words(ctx), others or ())
+    asked = CompareCommand(problem, options, where, out, records, as_json, typed_words(ctx), others or (), earlier)
     if Path(problem).is_dir() or problem.endswith(".json"):
         asked.show_earlier()
     elif dry_run:

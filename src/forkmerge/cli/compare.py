@@ -26,6 +26,7 @@ from forkmerge.engine.storage.json_files import interpreting
 from forkmerge.errors import ConfigError, command
 from forkmerge.experiments.compare_options import options_from
 from forkmerge.experiments.comparison import Comparison, plan_comparison, run_comparison
+from forkmerge.experiments.continued_records import restore_comparison
 from forkmerge.experiments.cost_of_comparison import estimate_comparison
 from forkmerge.experiments.events import JobEnded
 from forkmerge.experiments.joined_comparisons import read_joined
@@ -52,6 +53,7 @@ class CompareCommand:
         as_json: Whether to print JSON.
         typed: What to type to continue it.
         others: Further earlier comparisons to show together with it.
+        earlier: Records of an earlier comparison with the same settings, to go on from in a new folder.
     """
 
     problem: str
@@ -62,6 +64,7 @@ class CompareCommand:
     as_json: bool
     typed: str
     others: Sequence[str] = ()
+    earlier: Path | None = None
 
     def show_earlier(self) -> None:
         """Show an earlier comparison; what it compares cannot be changed that way."""
@@ -102,6 +105,9 @@ class CompareCommand:
         folder = self.out or Path("runs") / f"compare-{name_of(self.problem)}"
         with stdout_for_json(self.as_json):
             comparison, executor = self._plan()
+            if self.earlier is not None and (read_plan(folder) is None or not self.earlier.is_file()):
+                count = restore_comparison(comparison, folder, self.earlier)
+                say(stderr(), f"{count} results of {self.earlier} need not be made again.")
             carry_out(comparison, folder, executor=executor, typed=self.typed, records=self.records)
         finish(folder, self.as_json)
 

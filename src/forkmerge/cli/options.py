@@ -31,9 +31,21 @@ RecordsFile = Annotated[
     Path | None,
     typer.Option(metavar="FILE.json", help="Also keep the numbers of all runs in one file, made to be committed."),
 ]
+EarlierRecords = Annotated[
+    Path | None,
+    typer.Option(
+        "--earlier", metavar="FILE.json", help="Go on from these records in a new folder: what they have is not run."
+    ),
+]
 EarlierComparisons = Annotated[
     list[str] | None,
     typer.Option("--with", metavar="DIR", help="An earlier comparison to show together with this."),
+]
+EqualLabels = Annotated[
+    bool | None,
+    typer.Option(
+        "--equal-labels/--no-equal-labels", help="In the end, train all methods on training and validation data."
+    ),
 ]
 ExecutorName = Annotated[
     str | None, typer.Option("--executor", metavar="NAME", help="Where: processes of this machine, or ray.")

@@ -24,11 +24,11 @@ from forkmerge.algorithms.events.run_events import Notice, OnEvent
 from forkmerge.algorithms.events.send import ignore
 from forkmerge.engine.executors.executor_options import ExecutorOptions, LocalOptions
 from forkmerge.engine.executors.parallel_calls import Failure, run_calls
-from forkmerge.engine.storage.atomic_files import remove, safe_name
+from forkmerge.engine.storage.atomic_files import remove
 from forkmerge.engine.storage.json_codec import as_read
 from forkmerge.engine.storage.lock import locked_folder
 from forkmerge.engine.storage.shared_store import SHARED
-from forkmerge.errors import ConfigError, ForkMergeError, StoreError, unknown_name
+from forkmerge.errors import ConfigError, ForkMergeError, unknown_name
 from forkmerge.experiments.compare_options import CompareOptions, options_from
 from forkmerge.experiments.compared_methods import (
     BASELINE,
@@ -44,7 +44,15 @@ from forkmerge.experiments.comparison_run import ComparisonRun, do_comparison_ru
 from forkmerge.experiments.events import JobEnded, JobProgress, JobsPlanned, JobStarted
 from forkmerge.experiments.pretraining import pretrained
 from forkmerge.experiments.recipe import Recipe, load_recipe, read_settings, source_for
-from forkmerge.experiments.run_results import PLAN, RunResult, read_plan, read_run_result, write_plan
+from forkmerge.experiments.run_folders import run_folder
+from forkmerge.experiments.run_results import (
+    PLAN,
+    RunResult,
+    check_same_settings,
+    read_plan,
+    read_run_result,
+    write_plan,
+)
 from forkmerge.experiments.single_task_reference import (
     References,
     reference_word,
@@ -53,8 +61,6 @@ from forkmerge.experiments.single_task_reference import (
 )
 from forkmerge.problem.definition import Problem
 from forkmerge.problem.display import Display, Displayed
-
-_FIXED = ("settings", "tune", "tune_seeds", "equal_labels")
 
 
 @dataclass(frozen=True, repr=False)
@@ -223,12 +229,7 @@ def _note_plan(comparison: Comparison, folder: Path, on_event: OnEvent) -> None:
     old = read_plan(folder)
     new: dict[str, Any] = as_read(comparison.to_json())
     if old is not None:
-        for key in _FIXED:
-            if old[key] != new[key]:
-                raise StoreError(
-                    f"{folder} compares with other settings: {key} was {old[key]!r} and is {new[key]!r} now. Use the "
-                    "same ones to continue it, or choose another folder with --out."
-                )
+        check_same_settings(old, new, folder)
         if old["code"] != new["code"]:
             on_event(Notice(text=f"the code of the recipe has changed since {folder} was started", is_warning=True))
         if old.get("pretrained") != new["pretrained"]:
@@ -298,25 +299,21 @@ def _run(
     setting: dict[str, Any],
     kind: str,
 ) -> ComparisonRun:
-    shown = "".join(f",{key}={value}" for key, value in setting.items())
-    name = safe_name(f"{method.word}{shown}-seed{seed}")
     refit = comparison.equal_labels and kind == "final"
-    if comparison.equal_labels and kind == "tuning":
-        name += "-search"  # tuned on training data alone, unlike the run of that setting that is reported
-    folder = f"{_target_folder(comparison.recipe.problem, target)}/{name}"
+    folder = run_folder(
+        comparison.recipe.problem,
+        method.word,
+        target,
+        seed,
+        setting,
+        searches=kind == "tuning" and comparison.equal_labels,
+    )
     record = RunResult(method.word, method.label, target, seed, kind, setting, folder)
     recipe = comparison.recipe
     work = count_steps(method.algorithm(recipe, refit=refit), recipe.problem, recipe.steps)
     weighs = kind == "final" and seed == comparison.seeds[0]
     shares = len(comparison.targets) * len(comparison.methods) > 1
     return ComparisonRun(source_for(recipe.source, seed, target), str(out), record, refit, weighs, work, shares)
-
-
-def _target_folder(problem: Problem, target: str) -> str:
-    """A target's folder; names that some file systems take for the same one get a checksum."""
-    name = safe_name(target)
-    alike = [task for task in problem.tasks if safe_name(task).casefold() == name.casefold()]
-    return name if len(alike) == 1 else safe_name(f"{target}:{problem.tasks.index(target)}")
 
 
 def _run_all(runs: Sequence[ComparisonRun], out: Path, executor: ExecutorOptions, on_event: OnEvent) -> None:

@@ -12,6 +12,7 @@ from forkmerge.algorithms.table_data import show_metrics
 from forkmerge.engine.storage.atomic_files import TEMPORARY
 from forkmerge.engine.storage.json_files import read_versioned, write_versioned
 from forkmerge.engine.storage.records import Record
+from forkmerge.errors import StoreError
 
 FORMAT = 1
 PLAN = "plan.json"
@@ -168,6 +169,16 @@ def read_plan(out: str | os.PathLike[str]) -> dict[str, Any] | None:
     """Return what a folder compares, or None if it is not the folder of a comparison."""
     path = Path(out) / PLAN
     return plan_from(_read(path, "plan"), path) if path.is_file() else None
+
+
+def check_same_settings(old: Mapping[str, Any], new: Mapping[str, Any], name: object) -> None:
+    """Refuse a plan whose problem or settings are others than those of what `name` has."""
+    for key in ("settings", "tune", "tune_seeds", "equal_labels"):
+        if old[key] != new[key]:
+            raise StoreError(
+                f"{name} compares with other settings: {key} was {old[key]!r} and is {new[key]!r} now. Use the "
+                "same ones to continue it, or choose another folder with --out."
+            )
 
 
 def run_result_from(data: Mapping[str, Any], name: object) -> RunResult:
