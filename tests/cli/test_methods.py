@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from command_line import invoke
-from forkmerge.experiments.compared_methods import ABOUT
+from forkmerge.experiments.compared.method_words import ABOUT
 from forkmerge.methods import METHODS
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from forkmerge.engine.storage.run_folder import RunFolder
 from forkmerge.experiments import comparison_run as trial_module
 from forkmerge.experiments.comparison import Comparison, plan_comparison, run_comparison
 from forkmerge.experiments.events import JobStarted
-from forkmerge.experiments.run_folders import run_folder
 from forkmerge.experiments.run_results import RunResult, read_run_results
 from forkmerge.report.comparison_tables import summary_from, tables_from
 from problems import Stopped, counting_steps
@@ -271,13 +270,3 @@ def test_what_cannot_be_compared_is_refused_before_anything_runs(options, messag
 def test_a_problem_without_auxiliaries_is_refused():
     with pytest.raises(fm.ConfigError, match="there is nothing to compare"):
         plan_comparison("compare_problem:alone")
-
-
-def test_targets_that_differ_in_case_alone_have_folders_of_their_own():
-    stream = recipe().problem.stream_map["all"]
-    tasks = ("Depth", "depth", "normal")
-    given = replace(stream, tasks=tasks)
-    problem = fm.Problem("Depth", {"all": given}, recipe().problem.target_validation)
-    folders = [run_folder(problem, "stl", task, 0, {}).partition("/")[0] for task in tasks]
-    assert len({folder.casefold() for folder in folders}) == 3
-    assert folders[2] == "normal"

@@ -24,7 +24,7 @@ from forkmerge.algorithms.fit import (
     training_options,
 )
 from forkmerge.algorithms.preflight import check_numbers
-from forkmerge.algorithms.resolved_config import environment, open_store, run_config, stored_training
+from forkmerge.algorithms.resolved_config import environment, open_store, run_config, started_config
 from forkmerge.algorithms.run_record import Round, Run
 from forkmerge.engine.executors.devices import Devices
 from forkmerge.engine.executors.executor_options import ExecutorOptions, executor_options
@@ -147,7 +147,7 @@ class Composed(Algorithm):
         where = executor_options(executor, workers, devices)
         module, sealed, resume = build_model(model, seed), problem.sealed(), resume and is_started(folder)
         self.branch_steps(sealed, steps)  # refuses what cannot be divided into parts before anything is written
-        stored = stored_training(folder, resume)
+        stored = started_config(folder, resume)["training"]
         threads = threads or stored.get("threads") or where.threads
         own = {name: value for name, value in options.items() if name not in ("checkpoint_every", "shared")}
         training = training_options(optimizer, own, method=None)

@@ -22,7 +22,7 @@ from forkmerge.engine.merging.layer_groups import LayerGroups
 from forkmerge.engine.merging.measure_candidate import MeasureRequest
 from forkmerge.engine.merging.race_over_examples import ExampleRace
 from forkmerge.engine.merging.relevance import task_relevance
-from forkmerge.engine.merging.rules import Rule
+from forkmerge.engine.merging.rules import ARGMAX, Rule
 from forkmerge.engine.merging.searches import Search
 from forkmerge.engine.merging.synchronise import synchronise
 from forkmerge.engine.training.options import Mixture
@@ -149,7 +149,7 @@ class EndOfRound:
             earlier=len(trained.earlier),
         )
         with validator.evaluating():  # once, for all candidates
-            rule = Rule(self.settings.rule, derive(self.execution.job.seed, "rule", trained.index))
+            rule = Rule(self.settings.rule or ARGMAX, derive(self.execution.job.seed, "rule", trained.index))
             merged = MergedRound(find_merge(problem, search, rule))
             self._doubt(trained, merged, problem.race)
         searched = time.perf_counter()

@@ -22,7 +22,7 @@ from forkmerge.algorithms.events.run_events import OnEvent, RunFinished, RunStar
 from forkmerge.algorithms.events.send import ignore, sending
 from forkmerge.algorithms.floor import read_reference
 from forkmerge.algorithms.preflight import check_numbers, check_run
-from forkmerge.algorithms.resolved_config import advised, environment, open_store, run_config, stored_training
+from forkmerge.algorithms.resolved_config import advised, environment, open_store, run_config, started_config
 from forkmerge.algorithms.rounds import Rounds
 from forkmerge.algorithms.run_record import Run
 from forkmerge.algorithms.settings import Settings
@@ -80,6 +80,11 @@ class Algorithm(ABC):
     def settings(self, problem: Problem) -> Settings:
         """Return the fork–merge run that this algorithm is."""
 
+    def resolved(self, problem: Problem, model: nn.Module, seed: int, started: Mapping[str, Any]) -> Algorithm:
+        """Return the algorithm with every option named; `started` are those of the run that is resumed, if any."""
+        del problem, model, seed, started
+        return self
+
     @one_at_a_time
     def fit(
         self,
@@ -129,21 +134,24 @@ class Algorithm(ABC):
         """
         check_problem(problem)
         check_numbers(steps, seed, threads)
-        settings = self.settings(problem)
-        sealed = searched_by(problem.sealed(), settings.search_by)
-        if rebuild is not None and settings.search_by is not None:
-            rebuild = partial(_rebuild_searched, rebuild, settings.search_by)
-        options = training_options(optimizer, training, method=method_from(settings.method)).over(steps)
         if checkpoint_every is not None:
             check_count("checkpoint_every", checkpoint_every)
         where = executor_options(executor, workers, devices)
         module = build_model(model, seed)
         place_model(module, where.devices)
+        stored = started_config(folder, resume)
+        algorithm = self.resolved(problem.sealed(), module, seed, stored["algorithm"])
+        settings = algorithm.settings(problem)
+        sealed = searched_by(problem.sealed(), settings.search_by)
+        if rebuild is not None and settings.search_by is not None:
+            rebuild = partial(_rebuild_searched, rebuild, settings.search_by)
+        options = training_options(optimizer, training, method=method_from(settings.method)).over(steps)
         if settings.keep_branches and folder is None:
             raise ProblemError("keep_branches=True needs a folder to keep them in: pass folder=….")
-        stored = stored_training(folder, resume)
-        threads = threads or stored.get("threads") or where.threads
-        channels_last = stored.get("channels_last") if options.channels_last is None else options.channels_last
+        threads = threads or stored["training"].get("threads") or where.threads
+        channels_last = (
+            stored["training"].get("channels_last") if options.channels_last is None else options.channels_last
+        )
         check = partial(check_run, sealed, module, options, settings, seed)
         with (
             sending(on_event, progress=progress) as send,
@@ -153,12 +161,12 @@ class Algorithm(ABC):
         ):
             options = replace(options, channels_last=is_channels_last)
             job = TrainingJob(sealed, module, options, seed, threads, rebuild, where.devices)
-            config = run_config(self, sealed, module, options, source, steps=steps, seed=seed, threads=threads)
+            config = run_config(algorithm, sealed, module, options, source, steps=steps, seed=seed, threads=threads)
             rounds = partial(Rounds, settings, steps=steps, on_event=send, checkpoint_every=checkpoint_every)
             if shared is not None:
                 common = SharedTraining(shared, job, config, environment(threads, device_of(module)))
                 rounds = partial(rounds, shared=common)
-            return self._run(job, config, rounds, engine, folder, resume, send)
+            return algorithm._run(job, config, rounds, engine, folder, resume, send)
 
     def fit_targets(
         self,
@@ -281,10 +289,8 @@ def _to_run(name: str, target: str, steps: int, config: dict[str, Any], facts: d
     final = selection.final or "refit"
     if state.rounds and len(state.rounds[0].branches) == 1 and final in ("last merge", "best merge"):
         final = final.replace("merge", "step") if final == "last merge" else "best validation"
-    seconds: dict[str, float] = {}
-    for finished in state.rounds:
-        for phase, value in finished.seconds.items():
-            seconds[phase] = seconds.get(phase, 0.0) + value
+    phases = dict.fromkeys(phase for each in state.rounds for phase in each.seconds)
+    seconds = {phase: sum(each.seconds.get(phase, 0.0) for each in state.rounds) for phase in phases}
     return Run(
         algorithm=name,
         target=target,

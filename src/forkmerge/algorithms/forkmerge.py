@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from torch import nn
+
+from forkmerge.algorithms.branches.default_form import has_costs, is_one_label_each, rule_for, smooth_metric
 from forkmerge.algorithms.fit import Algorithm
-from forkmerge.algorithms.mixtures import ALONE, Given, Mixed
+from forkmerge.algorithms.mixtures import ALONE, Given, Mixed, PerAuxiliary
 from forkmerge.algorithms.settings import GREEDY, Settings
-from forkmerge.engine.merging.searches import Fixed
+from forkmerge.engine.merging.rules import ARGMAX
+from forkmerge.engine.merging.searches import Fixed, Search
 from forkmerge.engine.training.options import Mixture
 from forkmerge.methods import Method, method_from
 from forkmerge.problem.definition import Problem
@@ -145,10 +149,32 @@ class ForkMerge(Settings, Algorithm):
         """
         return cls(**{**_PAPER, **AUTHORS_SCRIPTS, **options})
 
-    def settings(self, problem: Problem) -> Settings:
-        """ForkMerge is its own setting."""
-        del problem
-        return self
+    def settings(self, problem: Problem) -> ForkMerge:
+        """Return itself, with the branches, metric and rule that nobody has named as the target's metrics suggest."""
+        if self.mixtures is not None:
+            return self
+        evaluation = problem.target_validation
+        fixed = isinstance(self.search, Search) and not self.search.guarded
+        return replace(
+            self,
+            mixtures=PerAuxiliary(),
+            per_round=self.per_round or (1 if self.prune_to is None else None),
+            search_by=self.search_by or smooth_metric(evaluation),
+            rule=self.rule or (ARGMAX if fixed else rule_for(evaluation)),
+        )
+
+    def resolved(self, problem: Problem, model: nn.Module, seed: int, started: Mapping[str, Any]) -> ForkMerge:
+        """Return itself with every option named, by what the model predicts; a run that was started keeps its own."""
+        if self.mixtures is not None:
+            return self
+        if started.get("mixtures", {}).get("kind") == Mixed.__name__:
+            return replace(self, mixtures=Mixed())  # the default of earlier versions
+        chosen = self.settings(problem)
+        if self.search_by is None and chosen.search_by is not None and not is_one_label_each(problem, model, seed):
+            chosen = replace(chosen, search_by=None)
+        if self.rule is None and chosen.rule != ARGMAX and not has_costs(problem, chosen.search_by, model, seed):
+            chosen = replace(chosen, rule=ARGMAX)
+        return chosen
 
 
 @dataclass(frozen=True)

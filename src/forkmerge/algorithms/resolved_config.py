@@ -145,12 +145,14 @@ def open_run(folder: str | os.PathLike[str], *, lock: bool = False) -> RunFolder
     return store
 
 
-def stored_training(folder: str | os.PathLike[str] | None, resume: bool) -> dict[str, Any]:
-    """Threads and memory format are resolved once: a resumed run goes on with its own, whatever the machine is now."""
+def started_config(folder: str | os.PathLike[str] | None, resume: bool) -> dict[str, Any]:
+    """Return what the run in a folder was started with; nothing of a new one.
+
+    What is resolved once, such as threads and memory format, a resumed run goes on with, whatever the machine is now.
+    """
     if folder is None or not resume or is_unused(Path(folder)):
-        return {}
-    stored: dict[str, Any] = open_run(folder).config["training"]
-    return stored
+        return {"algorithm": {}, "training": {}}
+    return open_run(folder).config
 
 
 # What runs did that were begun before there was a choice: of training, and of algorithms and methods by name.

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from forkmerge.algorithms.branches.rotation import HALVING, ROTATION, Rotation
-from forkmerge.algorithms.mixtures import Mixed, Mixtures, check_mixtures, mixtures_from, scale_auxiliaries
+from forkmerge.algorithms.mixtures import Mixtures, check_mixtures, mixtures_from, scale_auxiliaries
 from forkmerge.engine.executors.resources import check_descriptors
 from forkmerge.engine.merging.group_search import group_evaluations
 from forkmerge.engine.merging.layer_groups import check_layer_groups
-from forkmerge.engine.merging.rules import ARGMAX, RULES
+from forkmerge.engine.merging.rules import ARGMAX, RULES, RuleName
 from forkmerge.engine.merging.searches import Fixed, Greedy, Grid, Search, search_from
 from forkmerge.engine.storage.run_folder import CHECKPOINTS_KEPT
 from forkmerge.engine.training.model_binding import ModelBinding
@@ -27,6 +27,8 @@ from forkmerge.problem.search_metric import check_search_by
 GRID, GREEDY = Grid(5), Greedy((0.0, 0.2, 0.4, 0.6, 0.8, 1.0))
 """The paper's searches for two branches and for more, whatever their own defaults become."""
 
+_ROUNDS, _ROUNDS_IN_TURN = 5, 10
+"""Of a run whose interval nobody has named: branches that take turns need some."""
 _PASSES_OF_STEP, _MOST_SEARCH = 3, 0.1  # forward and backward, in forward passes; the share of training that is much
 _FLAGS = ("refit", "floor", "keep_branches")
 _COUNTS = (
@@ -51,7 +53,7 @@ _CHOICES = {
 class Settings:
     """The options of `ForkMerge`, which documents them."""
 
-    mixtures: Mixtures | str | Mapping[str, Any] | Sequence[Mixture] = field(default_factory=Mixed)
+    mixtures: Mixtures | str | Mapping[str, Any] | Sequence[Mixture] | None = None
     interval: int | None = None
     search: Search | str | Mapping[str, Any] | None = None
     search_examples: int | None = None
@@ -74,7 +76,7 @@ class Settings:
     search_by: Any = None
     tail: float | None = None
     tail_anneal: Literal["linear", "none"] = "linear"
-    rule: Literal["argmax", "one_standard_error", "bagged"] = "argmax"
+    rule: RuleName | None = None
     per_round: int | None = None
     previous_merges: int | None = None
     average_iterates: int | None = None
@@ -82,13 +84,15 @@ class Settings:
     turns: Literal["rotation", "halving"] = "rotation"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "mixtures", mixtures_from(self.mixtures))
+        if self.mixtures is not None:
+            object.__setattr__(self, "mixtures", mixtures_from(self.mixtures))
+            object.__setattr__(self, "rule", self.rule or ARGMAX)
         object.__setattr__(self, "search", search_from(self.search))
         object.__setattr__(self, "method", method_from(self.method))
         check_search_by(self.search_by)
         check_layer_groups(self.layer_groups)
         for name, allowed in _CHOICES.items():
-            if getattr(self, name) not in allowed:
+            if getattr(self, name) not in allowed and (name, getattr(self, name)) != ("rule", None):
                 raise ProblemError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}.")
         for name in _FLAGS:
             check_flag(name, getattr(self, name))
@@ -118,7 +122,7 @@ class Settings:
     @property
     def constructor(self) -> Mixtures:
         """The branch constructor."""
-        assert isinstance(self.mixtures, Mixtures)
+        assert isinstance(self.mixtures, Mixtures), "options that nobody has named are chosen by `ForkMerge.settings`"
         return self.mixtures
 
     def branches(self, problem: Problem, probe_scores: Mapping[str, float]) -> list[Mixture]:
@@ -234,7 +238,7 @@ class Settings:
 
     def interval_of(self, steps: int) -> int:
         """Δt for a run of `steps` steps."""
-        return min(self.interval or -(-steps // 5), steps)
+        return min(self.interval or -(-steps // (_ROUNDS if self.per_round is None else _ROUNDS_IN_TURN)), steps)
 
     def validate_every_of(self, steps: int) -> int:
         """Steps between in-interval validations for a run of `steps` steps."""

@@ -256,7 +256,10 @@ def open_round(folder: str | os.PathLike[str], recipe: Recipe, index: int) -> Sa
     store = RunFolder.open(folder, lock=False)
     run, record = _finished_round(store, os.fspath(folder), recipe.problem.target, index)
     saved = store.load_branches(index)
-    seed, settings = run.seed, recipe.algorithm.settings(recipe.problem)
+    seed, model = run.seed, build_model(recipe.model, run.seed)
+    place_model(model, check_devices(recipe.options.get("devices")))
+    algorithm = recipe.algorithm.resolved(recipe.problem.sealed(), model, seed, store.config["algorithm"])
+    settings = algorithm.settings(recipe.problem)
     problem = searched_by(recipe.problem.sealed(), settings.search_by)
     _check_replayable(settings, len(saved), os.fspath(folder))
     training = Training(
@@ -264,8 +267,6 @@ def open_round(folder: str | os.PathLike[str], recipe: Recipe, index: int) -> Sa
         scheduler=recipe.options.get("scheduler"),
         **{name: store.config["training"][name] for name in ("precision", "channels_last")},
     ).over(run.steps)
-    model = build_model(recipe.model, seed)
-    place_model(model, check_devices(recipe.options.get("devices")))
     binding = training.binding(model)
     states = [binding.place(State.from_value(value)) for value in saved.values()]
 
@@ -285,7 +286,7 @@ def open_round(folder: str | os.PathLike[str], recipe: Recipe, index: int) -> Sa
         search=settings.search_for(len(states)),
         search_examples=settings.search_examples,
         seed=seed,
-        rule=settings.rule,
+        rule=settings.rule or ARGMAX,
     )
 
 

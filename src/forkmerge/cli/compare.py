@@ -25,8 +25,8 @@ from forkmerge.engine.storage.atomic_files import write_atomically
 from forkmerge.engine.storage.json_files import interpreting
 from forkmerge.errors import ConfigError, command
 from forkmerge.experiments.compare_options import options_from
+from forkmerge.experiments.compared.continued_records import restore_comparison
 from forkmerge.experiments.comparison import Comparison, plan_comparison, run_comparison
-from forkmerge.experiments.continued_records import restore_comparison
 from forkmerge.experiments.cost_of_comparison import estimate_comparison
 from forkmerge.experiments.events import JobEnded
 from forkmerge.experiments.joined_comparisons import read_joined

@@ -10,7 +10,7 @@ from forkmerge.algorithms.table_data import word_table
 from forkmerge.cli.print_tables import show_tables
 from forkmerge.cli.terminal import print_json, say, stdout
 from forkmerge.errors import command
-from forkmerge.experiments.compared_methods import ABOUT
+from forkmerge.experiments.compared.method_words import ABOUT
 from forkmerge.methods import method_from, methods_table
 from forkmerge.methods.registry import split_flavour
 from forkmerge.report.table import to_markdown

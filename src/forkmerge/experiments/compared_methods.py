@@ -14,13 +14,13 @@ from forkmerge.algorithms.mixtures import Mixed, Mixtures, PerAuxiliary
 from forkmerge.engine.merging.rules import ARGMAX
 from forkmerge.engine.merging.searches import Fixed
 from forkmerge.errors import ConfigError, ForkMergeError, unknown_name
+from forkmerge.experiments.compared.method_words import BASELINE, IN_TURN, REPEATED, RUNS
 from forkmerge.experiments.recipe import Recipe
 from forkmerge.methods import METHODS, method_from
 from forkmerge.methods.option_syntax import show_options, split_options, split_words
 from forkmerge.methods.registry import FLAVOURS, TORCHJD, method_key, split_flavour
 from forkmerge.problem.definition import Problem
 
-BASELINE = "stl"
 PAPER = (
     *("stl", "ew", "uw", "dwa", "mgda", "gradnorm", "pcgrad", "imtl", "cagrad", "nashmtl"),
     *("gcs", "ol_aux", "arml", "autolambda", "posttrain", "forkmerge"),
@@ -32,34 +32,13 @@ _GROUPS = {
     "originals": PAPER,
     "authors_scripts": tuple(f"authors_scripts:{word}" for word in PAPER),
 }
-_OURS = ("grid", "posttrain", "forkmerge", "forkmerge-aux", "forkmerge-uniform")
-_RUNS = {
-    "stl": ("STL", "single-task training, which everything is compared with"),
-    "ew": ("EW", "all tasks, equal weights"),
-    "proportional": ("proportional", "all tasks, each weighed by how many examples it has"),
-    "posttrain": ("PostTrain", "all tasks first, then the target alone"),
-    "joint-then-alone": ("JointThenAlone", "all tasks in the first half, the target alone in the second, one schedule"),
-    "grid": ("WeightGrid", "the best of a grid over fixed task weights"),
-    "forkmerge": ("ForkMerge", "two branches: the target alone, and with all auxiliaries"),
-    "forkmerge-aux": ("ForkMerge-aux", "one branch per auxiliary, and the target alone"),
-    "forkmerge-uniform": ("ForkMerge, uniform", "the branches of forkmerge, merged with equal coefficients"),
-    "forkmerge-aux-uniform": (
-        "ForkMerge-aux, uniform",
-        "the branches of forkmerge-aux, merged with equal coefficients",
-    ),
-    "forkmerge-once": ("ForkMerge, once", "the branches of forkmerge, merged once, at the end"),
-    "forkmerge-aux-once": ("ForkMerge-aux, once", "the branches of forkmerge-aux, merged once, at the end"),
-    "recipe": ("recipe", "the recipe's own algorithm"),
+_OURS = ("grid", "posttrain", "forkmerge", "forkmerge-aux", "forkmerge-in-turn", "forkmerge-uniform")
+_BRANCHES: dict[str, Callable[[], Mixtures | None]] = {
+    "forkmerge": Mixed,
+    "forkmerge-aux": PerAuxiliary,
+    "forkmerge-in-turn": lambda: None,  # which leaves it to ForkMerge
 }
-_REPEATED = {"stl": "single-task training", "posttrain": "Post-train", "joint-then-alone": "joint-then-alone"}
-ABOUT = {
-    **{word: about for word, (_, about) in _RUNS.items()},
-    "with:TASK": "the target and that auxiliary, equal weights",
-    **{f"{word}-best:N": f"{name} N times, the best on validation" for word, name in _REPEATED.items()},
-    **{f"{word}-average:N": f"{name} N times, the weights averaged" for word, name in _REPEATED.items()},
-}
-_BRANCHES: dict[str, Callable[[], Mixtures]] = {"forkmerge": Mixed, "forkmerge-aux": PerAuxiliary}
-_COUNTED = re.compile(rf"({'|'.join(_REPEATED)})-(best|average):([1-9]\d*)")
+_COUNTED = re.compile(rf"({'|'.join(REPEATED)})-(best|average):([1-9]\d*)")
 _SEARCHING = (
     *("search", "search_by", "search_examples", "confidence", "rule"),
     *("prune_to", "prune_after", "prune_keeps"),
@@ -68,7 +47,7 @@ _SEARCHING = (
 _EQUAL_COMPUTE = ("stl-best", "posttrain-best", "stl-average", "posttrain-average", "joint-then-alone-average")
 SELECTING = ("checkpoint", "interval", "select", "validate_every")
 """Options that say which weights of a training are used, by their validation."""
-_WITH_METHOD = (*(word for word in _RUNS if word.startswith("forkmerge")), "posttrain", "joint-then-alone", "grid")
+_WITH_METHOD = (*(word for word in RUNS if word.startswith("forkmerge")), "posttrain", "joint-then-alone", "grid")
 
 
 @dataclass(frozen=True)
@@ -154,15 +133,17 @@ class ComparedMethod:
 
     def _forkmerge(self, recipe: Recipe, refit: bool) -> ForkMerge:
         mixtures = _BRANCHES[_branches_word(self.base)]()
-        count = len(mixtures.build(recipe.problem, {}))
+        own = recipe.algorithm
+        turns = (own.per_round if isinstance(own, ForkMerge) else None) or 1
+        count = turns + 1 if mixtures is None else len(mixtures.build(recipe.problem, {}))
         # Reference metrics belong to one target; without them the target-only branch of round 1 gives them.
         made = recipe.forkmerge(mixtures, count, method=self.method, reference=None, refit=refit)
-        own = dict(AUTHORS_SCRIPTS) if self.scripts else {}
+        changes = dict(AUTHORS_SCRIPTS) if self.scripts else {}
         if self.base.endswith("-uniform"):
-            own |= {"search": Fixed(), "rule": ARGMAX}
+            changes |= {"search": Fixed(), "rule": ARGMAX}
         if self.base.endswith("-once"):
-            own["interval"] = recipe.steps
-        return replace(made, **own)
+            changes["interval"] = recipe.steps
+        return replace(made, **changes)
 
 
 def _branches_word(base: str) -> str:
@@ -170,7 +151,7 @@ def _branches_word(base: str) -> str:
     return base.removesuffix("-uniform").removesuffix("-once")
 
 
-COMPARED_METHODS = {word: ComparedMethod(word, label, word) for word, (label, _) in _RUNS.items()}
+COMPARED_METHODS = {word: ComparedMethod(word, label, word) for word, (label, _) in RUNS.items()}
 
 
 def compared_methods_from(text: str) -> list[ComparedMethod]:
@@ -232,7 +213,7 @@ def _without_flavour(word: str) -> ComparedMethod:
         return COMPARED_METHODS[lower]
     if counted := _COUNTED.fullmatch(lower):
         what, how, count = counted[1], counted[2], int(counted[3])
-        return ComparedMethod(lower, f"{_RUNS[what][0]}, {how} of {count}", f"{what}-{how}", count=count)
+        return ComparedMethod(lower, f"{RUNS[what][0]}, {how} of {count}", f"{what}-{how}", count=count)
     if lower.startswith("with:"):
         name = word[len("with:") :]
         return ComparedMethod(f"with:{name}", f"with {name}", "with", auxiliary=name)
@@ -241,7 +222,7 @@ def _without_flavour(word: str) -> ComparedMethod:
         if base.lower() not in _WITH_METHOD:
             raise ConfigError("--methods: " + unknown_name("algorithm to combine with a method", base, _WITH_METHOD))
         name = _method_name(method)
-        return ComparedMethod(f"{base.lower()}+{_word(name)}", f"{_RUNS[base.lower()][0]} + {name}", base.lower(), name)
+        return ComparedMethod(f"{base.lower()}+{_word(name)}", f"{RUNS[base.lower()][0]} + {name}", base.lower(), name)
     name = _method_name(word)
     return ComparedMethod(_word(name), name, "joint", name)
 
@@ -287,7 +268,8 @@ def equal_compute_words(
     forked = [member for member in chosen if member.base in _BRANCHES]
     plain = [m for m in forked if m.method is None]
     words = [f"{m.base}-uniform{show_options(_without(m, *_SEARCHING))}" for m in plain] or ["forkmerge-uniform"]
-    words += [f"{m.base}-once{show_options(_without(m, 'interval'))}" for m in plain] or ["forkmerge-once"]
+    once = [m for m in plain if m.base != IN_TURN]  # one round would have one auxiliary's branch
+    words += [f"{m.base}-once{show_options(_without(m, 'interval'))}" for m in once] or ["forkmerge-once"]
     for count, selection in sorted({(branches[m.word], selections[m.word]) for m in forked} or {(2, "")}):
         words += [f"{word}:{count}{selection}" for word in _EQUAL_COMPUTE]
     return words

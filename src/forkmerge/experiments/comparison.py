@@ -30,8 +30,9 @@ from forkmerge.engine.storage.lock import locked_folder
 from forkmerge.engine.storage.shared_store import SHARED
 from forkmerge.errors import ConfigError, ForkMergeError, unknown_name
 from forkmerge.experiments.compare_options import CompareOptions, options_from
+from forkmerge.experiments.compared.method_words import BASELINE
+from forkmerge.experiments.compared.run_folders import run_folder
 from forkmerge.experiments.compared_methods import (
-    BASELINE,
     COMPARED_METHODS,
     ComparedMethod,
     compared_method_from,
@@ -44,7 +45,6 @@ from forkmerge.experiments.comparison_run import ComparisonRun, do_comparison_ru
 from forkmerge.experiments.events import JobEnded, JobProgress, JobsPlanned, JobStarted
 from forkmerge.experiments.pretraining import pretrained
 from forkmerge.experiments.recipe import Recipe, load_recipe, read_settings, source_for
-from forkmerge.experiments.run_folders import run_folder
 from forkmerge.experiments.run_results import (
     PLAN,
     RunResult,

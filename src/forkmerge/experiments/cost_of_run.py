@@ -107,9 +107,10 @@ def estimate_run(recipe: Recipe, *, workers: int | None = None, timed_steps: int
     executor = _executor_of(recipe, workers)
     workers = executor.workers
     check_numbers(steps, options.get("seed", 0), options.get("threads"))
-    settings, seed = algorithm.settings(recipe.problem), options.get("seed", 0)
-    problem = searched_by(recipe.problem.sealed(), settings.search_by)
+    seed = options.get("seed", 0)
     model = build_model(lambda: first_model(recipe.model), seed)
+    settings = algorithm.resolved(recipe.problem.sealed(), model, seed, {}).settings(recipe.problem)
+    problem = searched_by(recipe.problem.sealed(), settings.search_by)
     threads = options.get("threads") or executor.threads
     with short_training(recipe, settings, model, seed) as training:
         # Loader processes, too, take long to start; without them, times are upper bounds.

@@ -7,8 +7,8 @@ from typing import Any
 
 from forkmerge.algorithms import Algorithm, ForkMerge
 from forkmerge.algorithms.settings import Settings
+from forkmerge.experiments.compared.method_words import BASELINE
 from forkmerge.experiments.compared_methods import (
-    BASELINE,
     SELECTING,
     ComparedMethod,
     compared_method_from,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -12,7 +13,10 @@ from torch import Tensor
 from forkmerge.engine.merging.arithmetic import Coefficients
 from forkmerge.errors import ProblemError, unknown_name
 
-ARGMAX, ONE_STANDARD_ERROR, BAGGED = "argmax", "one_standard_error", "bagged"
+RuleName = Literal["argmax", "one_standard_error", "bagged"]
+ARGMAX: RuleName = "argmax"
+ONE_STANDARD_ERROR: RuleName = "one_standard_error"
+BAGGED: RuleName = "bagged"
 RULES = (ARGMAX, ONE_STANDARD_ERROR, BAGGED)
 """The rules that an option can name."""
 

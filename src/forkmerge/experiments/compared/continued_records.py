@@ -10,9 +10,9 @@ from typing import Any
 from forkmerge.engine.storage.json_codec import as_read
 from forkmerge.engine.storage.lock import locked_folder
 from forkmerge.errors import StoreError
+from forkmerge.experiments.compared.run_folders import run_folder
 from forkmerge.experiments.comparison import Comparison
 from forkmerge.experiments.results_file import read_comparison
-from forkmerge.experiments.run_folders import run_folder
 from forkmerge.experiments.run_results import PLAN, check_same_settings, read_plan, write_plan
 
 
@@ -39,9 +39,9 @@ def restore_comparison(comparison: Comparison, out: str | os.PathLike[str], file
         for each in taken:
             tuned = each.kind == "tuning" and comparison.equal_labels
             problem = comparison.recipe.problem
-            place = run_folder(problem, each.method, each.target, each.seed, each.setting, searches=tuned)
-            target = folder / place
+            own = run_folder(problem, each.method, each.target, each.seed, each.setting, searches=tuned)
+            target = folder / own
             target.parent.mkdir(parents=True, exist_ok=True)
-            replace(each, folder=place).write(folder)
+            replace(each, folder=own).write(folder)
         write_plan(folder, plan)
     return len(taken)

@@ -1,0 +1,1 @@
+"""What a comparison compares by which words, and where its runs lie."""

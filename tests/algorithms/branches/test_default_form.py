@@ -1,0 +1,137 @@
+"""What ForkMerge does where nobody names its branches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import forkmerge as fm
+from forkmerge.algorithms.branches.default_form import FEW
+from forkmerge.algorithms.events import RoundFinished
+from forkmerge.algorithms.resolved_config import open_run
+from problems import Stopped, fit, plain_net, shared_problem
+
+NAMES = ("mixtures", "per_round", "search_by", "rule")
+
+
+def problem_of(metric: Any, *, examples: int = 40, classes: int = 3, shape: tuple[int, ...] = ()) -> fm.Problem:
+    """Two auxiliaries beside a target of `classes` classes, with predictions of [n, *shape, classes]."""
+    torch.manual_seed(0)
+    inputs = torch.randn(examples, 6)
+    labels = torch.randint(classes, (examples, *shape))
+
+    def losses(model: Any, batch: Any, tasks: Any, context: Any) -> dict[str, torch.Tensor]:
+        x, y = batch
+        out = model(x)
+        loss = nn.functional.cross_entropy(out.flatten(0, -2), y.flatten())
+        return dict.fromkeys(tasks, loss)
+
+    streams = [fm.Stream(TensorDataset(inputs, labels), losses, [name], batch_size=8) for name in "tab"]
+    return fm.Problem("t", streams, fm.Evaluation(TensorDataset(inputs, labels), metric))
+
+
+class Net(nn.Module):
+    """Class scores of every label of an example."""
+
+    def __init__(self, classes: int = 3, shape: tuple[int, ...] = ()) -> None:
+        super().__init__()
+        self.shape = (*shape, classes)
+        self.head = nn.Linear(6, classes * (shape[0] if shape else 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(x).reshape(len(x), *self.shape)
+
+
+def chosen(run: fm.Run) -> tuple[Any, ...]:
+    """The options that a record says were chosen."""
+    options = run.settings["algorithm"]
+    return (options["mixtures"]["kind"], *(options[name] for name in NAMES[1:]))
+
+
+def stop(event: Any) -> None:
+    """Ends a run after its first round."""
+    if isinstance(event, RoundFinished):
+        raise Stopped
+
+
+def fitted(problem: fm.Problem, model: nn.Module, algorithm: fm.ForkMerge | None = None) -> fm.Run:
+    made = algorithm or fm.ForkMerge(interval=2)
+    return made.fit(problem, model=model, optimizer=fm.OptimizerOf("SGD", lr=0.1), steps=4, threads=1)
+
+
+def test_accuracy_on_few_examples_is_searched_by_likelihood_against_its_noise():
+    run = fitted(problem_of(fm.accuracy), Net())
+    assert chosen(run) == ("PerAuxiliary", 1, "nll", "one_standard_error")
+    assert list(run.metrics) == ["accuracy"]
+    assert all(len(each.branches) == 2 for each in run.rounds)
+
+
+def test_with_many_examples_the_best_candidate_is_taken():
+    assert chosen(fitted(problem_of(fm.accuracy, examples=FEW + 1), Net())) == ("PerAuxiliary", 1, "nll", "argmax")
+
+
+def test_a_metric_that_is_smooth_is_searched_by_itself():
+    problem = shared_problem()
+    evaluation = replace(problem.target_validation, metrics={"nll": fm.nll}, higher_is_better={})
+    run = fit(fm.ForkMerge(interval=2), replace(problem, validation={problem.target: evaluation}), net=plain_net)
+    assert chosen(run) == ("PerAuxiliary", 1, None, "one_standard_error")
+
+
+def test_a_metric_of_ones_own_keeps_its_search():
+    def score(predictions: torch.Tensor, targets: torch.Tensor) -> float:
+        return -nn.functional.cross_entropy(predictions, targets).item()
+
+    assert chosen(fitted(problem_of(score), Net())) == ("PerAuxiliary", 1, None, "argmax")
+
+
+def test_several_labels_per_example_are_searched_by_their_accuracy():
+    run = fitted(problem_of(fm.accuracy, shape=(5,)), Net(shape=(5,)))
+    assert chosen(run)[2] is None
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"rule": "argmax"}, ("PerAuxiliary", 1, "nll", "argmax")),
+        ({"search_by": "accuracy"}, ("PerAuxiliary", 1, "accuracy", "one_standard_error")),
+        ({"per_round": 2}, ("PerAuxiliary", 2, "nll", "one_standard_error")),
+        ({"prune_to": 2}, ("PerAuxiliary", None, "nll", "one_standard_error")),
+        ({"search": fm.Fixed()}, ("PerAuxiliary", 1, "nll", "argmax")),
+        ({"mixtures": "per_auxiliary"}, ("PerAuxiliary", None, None, "argmax")),
+        ({"mixtures": "mixed"}, ("Mixed", None, None, "argmax")),
+    ],
+)
+def test_what_is_named_stays(options, expected):
+    assert chosen(fitted(problem_of(fm.accuracy), Net(), fm.ForkMerge(interval=2, **options))) == expected
+
+
+def test_branches_that_take_turns_make_ten_rounds_and_others_five():
+    assert fm.ForkMerge().settings(shared_problem()).interval_of(100) == 10
+    assert fm.ForkMerge("mixed").interval_of(100) == 20
+    assert fm.ForkMerge.paper().interval_of(100) == 20
+
+
+def test_a_run_that_an_earlier_version_began_keeps_its_two_branches(tmp_path):
+    paper = fm.ForkMerge("mixed", interval=3)
+    with pytest.raises(Stopped):
+        fit(paper, shared_problem(), net=plain_net, folder=tmp_path / "run", on_event=stop)
+    resumed = fit(fm.ForkMerge(interval=3), shared_problem(), net=plain_net, folder=tmp_path / "run", resume=True)
+    whole = fit(paper, shared_problem(), net=plain_net)
+    assert resumed.score == whole.score
+    assert [list(each.branches) for each in resumed.rounds] == [["alone", "joint"]] * len(whole.rounds)
+
+
+def test_a_run_in_turn_resumes_with_what_it_chose(tmp_path):
+    problem, model = problem_of(fm.accuracy), Net
+    options = {"model": model, "optimizer": fm.OptimizerOf("SGD", lr=0.1), "steps": 4, "threads": 1}
+    with pytest.raises(Stopped):
+        fm.ForkMerge(interval=2).fit(problem, **options, folder=tmp_path / "run", on_event=stop)
+    with open_run(tmp_path / "run") as store:
+        assert store.config["algorithm"]["search_by"] == "nll"
+    resumed = fm.ForkMerge(interval=2).fit(problem, **options, folder=tmp_path / "run", resume=True)
+    assert resumed.score == fm.ForkMerge(interval=2).fit(problem, **options).score

@@ -1,0 +1,41 @@
+"""Every word of a whole run makes an algorithm, and is explained."""
+
+from __future__ import annotations
+
+import pytest
+
+import forkmerge as fm
+from compare_problem import recipe
+from forkmerge.experiments.compared.method_words import ABOUT, IN_TURN, RUNS
+from forkmerge.experiments.compared_methods import compared_method_from, equal_compute_words
+
+
+@pytest.mark.parametrize("word", RUNS)
+def test_a_word_makes_an_algorithm_and_is_explained(word):
+    method = compared_method_from(word)
+    assert method.label == RUNS[word][0]
+    assert isinstance(method.algorithm(recipe(), refit=False), fm.Algorithm)
+    assert len(ABOUT[word]) > 10
+
+
+def test_in_turn_is_what_forkmerge_does_when_no_branches_are_named():
+    problem = recipe().problem
+    made = compared_method_from(IN_TURN).algorithm(recipe(), refit=False).settings(problem)
+    own = recipe().algorithm
+    assert made.mixtures == fm.PerAuxiliary()
+    assert made.per_round == 1
+    assert made == fm.ForkMerge(interval=own.interval).settings(problem)
+
+
+def test_the_other_forms_train_all_their_branches_and_take_the_best_candidate():
+    for word in ("forkmerge", "forkmerge-aux"):
+        made = compared_method_from(word).algorithm(recipe(), refit=False).settings(recipe().problem)
+        assert (made.per_round, made.rule, made.search_by) == (None, "argmax", None)
+
+
+def test_equal_compute_of_branches_in_turn_has_no_merge_at_the_end_alone():
+    method = compared_method_from(IN_TURN)
+    words = equal_compute_words([method], {method.word: 2}, {method.word: ""})
+    assert f"{IN_TURN}-uniform" in words
+    assert f"{IN_TURN}-once" not in words
+    assert "stl-average:2" in words
