@@ -12,7 +12,7 @@ from statistics import fmean
 
 from setting import Setting, percent
 
-from forkmerge.experiments.paired_statistics import Paired
+from forkmerge.experiments.paired_statistics import Paired, compare_paired
 
 _LEGEND = (
     "Change of the target's metrics with its 95 % interval over seeds, and seeds won–tied–lost. *tie*: the interval "
@@ -21,8 +21,8 @@ _LEGEND = (
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 WIN, TIE, LOSS, UNSURE = "win", "tie", "loss", "one seed"
 _HEAD = (
-    "| setting | form chosen on validation | against STL, % | | best other method | against it, % | | steps × | time × "
-    "(other's) |"
+    "| setting | ForkMerge | against STL, % | | best other method | against it, % | | best at equal compute | against "
+    "it, % | | steps × | time × (other's) |"
 )
 
 
@@ -60,7 +60,7 @@ def _steps(s: Setting, word: str) -> list[float]:
 
 def table(settings: Sequence[Setting]) -> list[str]:
     """Return the lines of the table, variants of a setting below it."""
-    lines = [_HEAD, "|---|---|---|---|---|---|---|---|---|"]
+    lines = [_HEAD, "|---" * 12 + "|"]
     for s in compared(settings):
         assert s.chosen is not None
         assert s.rival is not None
@@ -71,9 +71,16 @@ def table(settings: Sequence[Setting]) -> list[str]:
         times = [s.summary.costs[word].time for word in (s.chosen, s.rival)]
         ours, theirs = ("–" if time is None else f"{time:.1f}" for time in times)
         cells = [name, s.labels[s.chosen], _difference(alone), verdict(alone), s.labels[s.rival]]
-        cells += [_difference(best), verdict(best), f"{steps_ratio(s, s.chosen):.1f}"]
+        cells += [_difference(best), verdict(best), *_in_compute(s), f"{steps_ratio(s, s.chosen):.1f}"]
         lines.append("| " + " | ".join([*cells, f"{ours} ({theirs})"]) + " |")
     return lines
+
+
+def _in_compute(s: Setting) -> list[str]:
+    """The best of what as many steps would have bought otherwise, and the difference to it."""
+    word = s.rival_in_compute
+    pair = s.paired(s.chosen or "", word) if word is not None else None
+    return ["–", "–", ""] if pair is None else [s.labels[word or ""], _difference(pair), verdict(pair)]
 
 
 def _difference(pair: Paired) -> str:
@@ -89,9 +96,25 @@ def tally(settings: Sequence[Setting]) -> str:
         verdicts = [verdict(pair) for s in own if (pair := s.paired(s.chosen or "", other or s.rival or ""))]
         counts = {word: verdicts.count(word) for word in (WIN, TIE, LOSS)}
         parts.append(f"against {title} ForkMerge wins {counts[WIN]}, ties {counts[TIE]} and loses {counts[LOSS]}")
-    text = f"Of {len(own)} settings, beyond noise over seeds: {'; '.join(parts)}."
+    text = f"Of {len(own)} settings, beyond noise over seeds: {'; '.join(parts)}. {_average(own)}"
     variants = any(s.base is not None for s in compared(settings))
     return f"{text} Rows in italics are variants, the same data again, and not counted." if variants else text
+
+
+def _average(settings: Sequence[Setting]) -> str:
+    """Say how far ForkMerge is ahead on average, each setting counting once, with an interval over settings."""
+    parts = []
+    for title, rival in (
+        ("single-task training", lambda s: "stl"),
+        ("the best other method", lambda s: s.rival),
+        ("the best at equal compute", lambda s: s.rival_in_compute),
+    ):
+        pairs = {s.name: pair.mean for s in settings if (pair := s.paired(s.chosen or "", rival(s) or ""))}
+        overall = compare_paired(pairs, dict.fromkeys(pairs, 0.0))
+        if overall is not None and overall.low is not None:
+            shown = f"{percent(overall.mean)} % [{percent(overall.low)}, {percent(overall.high)}]"
+            parts.append(f"{shown} against {title} (of {overall.count})")
+    return f"On average over settings, with the interval over them: {'; '.join(parts)}." if parts else ""
 
 
 def meaning(settings: Sequence[Setting]) -> list[str]:

@@ -34,8 +34,10 @@ MECHANISMS, MIXTURE = ROOT / "docs" / "what-matters.md", ROOT / "docs" / "mixtur
 
 _SUMMARY_HEAD = """# Results on small real data
 
-ForkMerge, in the form that validation chose, against single-task training (STL) and against the best other method of
-each setting, on test data. The best other method was picked by the test numbers it is compared with, which favours it.
+ForkMerge's default, branches that take turns, or where it was not run the form that validation chose, against
+single-task training (STL), the best other method of each setting, and the best of what as many training steps buy
+otherwise (averages and bests of several runs, merges without a search), on test data. The best others were picked by
+the test numbers they are compared with, which favours them.
 """
 _READING = """Differences are of Δ_m, in per cent: the mean over targets and metrics of the relative change against
 STL, where + is better; with 95% intervals over paired seeds, which are wide where there are three, and seeds

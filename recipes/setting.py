@@ -15,7 +15,8 @@ from forkmerge.experiments.results_file import read_comparison
 from forkmerge.experiments.run_results import RunResult
 from forkmerge.experiments.summary import Scores, Summary, average_changes, changes_by_target, summarise
 
-FORMS = ("forkmerge", "forkmerge-aux", "recipe")
+DEFAULT = "forkmerge-in-turn"
+FORMS = ("forkmerge", "forkmerge-aux", DEFAULT, "recipe")
 
 
 @dataclass(frozen=True)
@@ -130,14 +131,27 @@ class Setting:
 
     @property
     def chosen(self) -> str | None:
-        """The form of ForkMerge that is best on validation."""
+        """The form of ForkMerge that a setting is judged by: the default, or else the validation's best."""
+        default = next((word for word in self.forms if self.contenders[word].base == DEFAULT), None)
         known = [word for word in self.forms if word in self.on_validation]
-        return max(known, key=lambda word: mean(self.on_validation[word]), default=None)
+        return default or max(known, key=lambda word: mean(self.on_validation[word]), default=None)
 
     @property
     def rival(self) -> str | None:
         """The best of all other methods, by its mean on test data."""
         return max(self.others, key=lambda word: mean(self.overall[word]), default=None)
+
+    @property
+    def rival_in_compute(self) -> str | None:
+        """The best, by its mean on test data, of what as many steps as the judged form takes would have bought."""
+        most = 1 if self.chosen is None else self.branches(self.chosen)
+        like = [word for word in self.compute if self.branches(word) <= most]
+        return max(like, key=lambda word: mean(self.overall[word]), default=None)
+
+    def branches(self, word: str) -> int:
+        """How many branches a method trains at a time, or how many runs take their place."""
+        rounds = [len(each.get("branches", ())) for run in self.finals(word) for each in run.rounds]
+        return max(rounds, default=0) or max((run.branches for run in self.finals(word)), default=1)
 
     def paired(self, ours: str, theirs: str, target: str | None = None) -> Paired | None:
         """The paired difference between two methods, over all targets or on one."""

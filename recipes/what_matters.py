@@ -38,9 +38,9 @@ class Mechanism:
     def is_between(self, before: tuple[str, Options], after: tuple[str, Options]) -> bool:
         """Whether it is off in one form, on in the other, and all that is different between them."""
         (base, options), (other, others) = before, after
-        if self.bases is not None:
-            return (base, other) == self.bases and options == others
         rest = [{k: v for k, v in each.items() if k not in self.options} for each in (options, others)]
+        if self.bases is not None:
+            return (base, other) == self.bases and rest[0] == rest[1]
         return base == other and rest[0] == rest[1] and self.key not in options and self.key in others
 
 
@@ -54,6 +54,7 @@ MECHANISMS = (
     Mechanism(
         "Searching",
         "The coefficients of a merge are found on validation data, instead of equal ones that look at nothing.",
+        ("search_by", "rule"),
         bases=("forkmerge-aux-uniform", "forkmerge-aux"),
     ),
     Mechanism(
@@ -84,6 +85,19 @@ MECHANISMS = (
         "worth once the target has been trained on.",
         ("tail", "tail_anneal", "interval"),
         "tail",
+    ),
+    Mechanism(
+        "Means of iterates",
+        "The mean of a branch's last iterates enters a merge where it validates better than the branch itself "
+        "(`average_iterates`).",
+        ("average_iterates",),
+        "average_iterates",
+    ),
+    Mechanism(
+        "Previous merges",
+        "A search may take something of the merge before, as if it were a branch (`previous_merges`).",
+        ("previous_merges",),
+        "previous_merges",
     ),
     Mechanism(
         "Recomputed statistics",
