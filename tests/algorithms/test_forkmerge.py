@@ -12,7 +12,8 @@ import torch
 
 import forkmerge as fm
 from _asserts import assert_same_bits
-from problems import ADAM, SGD, Vector, conv_net, fit, noisy_net, plain_loop, quadratic_run, tied_net
+from forkmerge.algorithms.settings import Settings
+from problems import ADAM, SGD, Vector, conv_net, fit, noisy_net, plain_loop, quadratic_run, shared_problem, tied_net
 
 SEED = 3
 WEIGHTS = {"tgt": 1.0, "aux": 0.7, "odd": 0.25}
@@ -109,6 +110,16 @@ class TestPresets:
         monkeypatch.setattr(fm.ForkMerge, "__init__", lambda self, **options: given.update(options))
         preset()
         assert list(given) == [item.name for item in fields(fm.ForkMerge)]
+
+
+@pytest.mark.parametrize("algorithm", [fm.SingleTask(), fm.Joint(), fm.JointThenAlone()])
+def test_what_forkmerge_is_compared_with_gives_every_option_so_that_later_defaults_change_nothing(
+    algorithm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(Settings, "__init__", lambda self, *positional, **options: given.update(options))
+    algorithm.settings(shared_problem())
+    assert set(given) == {item.name for item in fields(Settings)}
 
 
 def test_the_scale_is_that_of_the_auxiliary_weights() -> None:

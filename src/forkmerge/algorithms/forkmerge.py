@@ -201,7 +201,8 @@ class Joint(Algorithm):
     def settings(self, problem: Problem) -> Settings:
         """Return the equivalent ForkMerge."""
         weights = dict.fromkeys(problem.tasks, 1.0) if self.task_weights is None else self.task_weights
-        return _one_branch(Mixture("joint", weights), self.interval, self.select, self.refit, self.method)
+        joint = Mixture("joint", weights)
+        return one_branch(joint, self.interval, self.method, select=self.select, refit=self.refit)
 
 
 @dataclass(frozen=True)
@@ -220,15 +221,15 @@ class SingleTask(Algorithm):
 
     def settings(self, problem: Problem) -> Settings:
         """Return the equivalent ForkMerge."""
-        return _one_branch(Mixture(ALONE, {problem.target: 1.0}), self.interval, self.select, self.refit)
+        alone = Mixture(ALONE, {problem.target: 1.0})
+        return one_branch(alone, self.interval, select=self.select, refit=self.refit)
 
 
-def _one_branch(
-    mixture: Mixture,
-    interval: int | None,
-    select: Literal["last", "best"],
-    refit: bool,
-    method: Method | str | None = None,
-) -> Settings:
-    # Averaging one branch, and every other policy, is the identity: the paper's defaults stand.
-    return Settings(Given([mixture]), interval, Fixed(), select=select, refit=refit, method=method)
+def one_branch(mixture: Mixture, interval: int | None, method: Method | str | None = None, **options: Any) -> Settings:
+    """Return the settings of a run without forks.
+
+    Options that are not given are the paper's: averaging one branch, and every other policy, is the identity then, and
+    later defaults of `ForkMerge` change nothing of what it is compared with.
+    """
+    own = {"mixtures": Given([mixture]), "interval": interval, "search": Fixed(), "method": method, **options}
+    return Settings(**{**_PAPER, **own})

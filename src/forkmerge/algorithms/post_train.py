@@ -9,11 +9,10 @@ from typing import Literal
 
 from forkmerge.algorithms.composed import Composed, Parts, follow, whole
 from forkmerge.algorithms.fit import Algorithm
-from forkmerge.algorithms.forkmerge import Joint, SingleTask
-from forkmerge.algorithms.mixtures import JOINT, Given
+from forkmerge.algorithms.forkmerge import Joint, SingleTask, one_branch
+from forkmerge.algorithms.mixtures import JOINT
 from forkmerge.algorithms.run_record import Run
 from forkmerge.algorithms.settings import Settings
-from forkmerge.engine.merging.searches import Fixed
 from forkmerge.engine.training.options import Mixture
 from forkmerge.errors import ProblemError, is_count
 from forkmerge.methods import Method, method_from
@@ -121,16 +120,15 @@ class JointThenAlone(Algorithm):
     def settings(self, problem: Problem) -> Settings:
         """Return the equivalent ForkMerge: a round as long as any run."""
         weights = dict.fromkeys(problem.tasks, 1.0) if self.task_weights is None else self.task_weights
-        return Settings(
-            Given([Mixture(JOINT, weights)]),
-            interval=maxsize,
-            search=Fixed(),
+        return one_branch(
+            Mixture(JOINT, weights),
+            maxsize,
+            self.method,
             # The best of a round's steps is the best of the run's, for there is one.
             checkpoint="best_in_interval" if self.select == "best" else "last",
             validate_every=self.interval,
             select=self.select,
             refit=self.refit,
-            method=self.method,
             tail=self.alone,
             tail_anneal="none",
         )
