@@ -187,6 +187,16 @@ def test_uniform_merges_take_every_option_of_the_branches(word):
     assert all(len(set(r.coefficients.values())) == 1 for r in run.rounds)
 
 
+@pytest.mark.parametrize("options", [{"previous_merges": 1}, {"layer_groups": "modules"}])
+def test_uniform_merges_leave_out_what_is_searched(options):
+    made = replace(recipe(), algorithm=fm.ForkMerge(interval=2, tail=0.5, **options))
+    uniform = compared_method_from("forkmerge-uniform").algorithm(made, refit=False)
+    assert uniform == fm.ForkMerge(interval=2, tail=0.5, search=fm.Fixed(), previous_merges=None, layer_groups=None)
+    chosen = [replace(compared_method_from("forkmerge"), options=tuple(options.items()))]
+    word = equal_compute_words(chosen, {m.word: 2 for m in chosen}, {m.word: "" for m in chosen})[0]
+    assert compared_method_from(word).algorithm(recipe(), refit=False).search == fm.Fixed()
+
+
 def test_at_equal_compute_uniform_and_single_merges_keep_the_options_of_branches():
     chosen = compared_methods_from("forkmerge[interval=2,tail=0.5,search_by=nll,prune_to=1],forkmerge-aux+pcgrad")
     words = equal_compute_words(chosen, {m.word: 2 for m in chosen}, {m.word: "" for m in chosen})

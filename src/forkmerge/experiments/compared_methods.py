@@ -41,7 +41,7 @@ _BRANCHES: dict[str, Callable[[], Mixtures | None]] = {
 _COUNTED = re.compile(rf"({'|'.join(REPEATED)})-(best|average):([1-9]\d*)")
 _SEARCHING = (
     *("search", "search_by", "search_examples", "confidence", "rule"),
-    *("prune_to", "prune_after", "prune_keeps"),
+    *("prune_to", "prune_after", "prune_keeps", "previous_merges", "layer_groups"),
 )
 """Options that say how ForkMerge finds coefficients, and what follows from these: not for equal ones."""
 _EQUAL_COMPUTE = ("stl-best", "posttrain-best", "stl-average", "posttrain-average", "joint-then-alone-average")
@@ -140,7 +140,7 @@ class ComparedMethod:
         made = recipe.forkmerge(mixtures, count, method=self.method, reference=None, refit=refit)
         changes = dict(AUTHORS_SCRIPTS) if self.scripts else {}
         if self.base.endswith("-uniform"):
-            changes |= {"search": Fixed(), "rule": ARGMAX}
+            changes |= {"search": Fixed(), "rule": ARGMAX, "previous_merges": None, "layer_groups": None}
         if self.base.endswith("-once"):
             changes["interval"] = recipe.steps
         return replace(made, **changes)
