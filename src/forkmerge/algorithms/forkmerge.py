@@ -59,13 +59,19 @@ AUTHORS_SCRIPTS: dict[str, Any] = {"checkpoint": "best_so_far", "search": GREEDY
 class ForkMerge(Settings, Algorithm):
     """Fork into branches, train each on its task mixture, merge what helps the target, repeat.
 
-    Λ* = argmax_Λ P̂(Σ_b Λ_b θ^b_{t+Δt}), every Δt steps (Alg. 1 with two branches, Alg. 2 in general). Defaults are the
-    paper's, but for `prune_keeps`.
+    Λ* = argmax_Λ P̂(Σ_b Λ_b θ^b_{t+Δt}), every Δt steps (Alg. 1 with two branches, Alg. 2 in general).
+
+    Without branches named, every round trains the target alone and one auxiliary's branch; auxiliaries take turns, so
+    that the compute is that of two branches, whatever their number. An accuracy or AUC is searched by likelihood, and
+    among candidates that few validation examples cannot tell apart the one nearest to uniform is taken. The record names
+    what was chosen. With branches named, all of them train in every round, and defaults are the paper's, but for
+    `prune_keeps`: `ForkMerge("mixed")` is Alg. 1.
 
     Args:
         mixtures: The branches: a constructor such as `Mixed()`, `PerAuxiliary()` or `Rates()`, its name, or
-            `{name: {task: weight}}`.
-        interval: Δt, steps between merges; the last round is shortened to end at T. None makes five rounds.
+            `{name: {task: weight}}`. None takes `PerAuxiliary()`, in turn.
+        interval: Δt, steps between merges; the last round is shortened to end at T. None makes five rounds, or ten
+            where branches take turns.
         search: How coefficients are found; None takes `Grid()` for two branches and `Greedy()` for more.
         search_examples: Search on that many validation examples, drawn anew each round from the run's seed, and
             confirm the winner on all of them.
@@ -93,7 +99,8 @@ class ForkMerge(Settings, Algorithm):
         search_by: The metric that branches are ranked, coefficients searched and the best merge selected by, where the
             target's own is too coarse for few examples: "nll", another built-in metric or one of the target's by name,
             or any metric. The merge is then never worse than its branches in *this* metric; reports, `floor` and
-            verdicts stay in the target's own. None searches by the target's own.
+            verdicts stay in the target's own. None searches by the target's own; without branches named, by "nll" where
+            that is `accuracy` or `auc` of one label per example.
         tail: Share of a round's steps, its last, in which every branch trains on the target alone, such as 0.5: merges
             are then chosen by what a mixture is worth after the target has been trained on for a while. None has none.
         tail_anneal: What the learning rate does in the tail: the schedule's times a "linear" fall from 1 to 0 over it,
@@ -103,10 +110,12 @@ class ForkMerge(Settings, Algorithm):
             that win in resamples of the examples. A merge is never worse on validation than its best branch by argmax,
             and never by more than the standard error of their difference by the others; `confidence` asks about what
             the rule has chosen. Both look at every example for every candidate; for metrics that add up over examples.
+            None takes "argmax"; without branches named, "one_standard_error" of at most 1,000 validation examples.
         per_round: How many branches with some of the auxiliaries, but not all, a round trains; those with none or all
             train in every round. After a merge the better half of them stays, at most, and the others rest for those
             that have rested longest, by the rule of `Rotation`: many auxiliaries cost no more than few. A branch that
-            returns forks from the merge, with the optimizer of the branch of the largest coefficient. None trains all.
+            returns forks from the merge, with the optimizer of the branch of the largest coefficient. None trains all;
+            without branches named, one.
         previous_merges: How many of the last merges a search may take something of, as if they were branches: 1 is what
             the branches were forked from, in round 1 the first weights. They cost no training. A merge is then never
             worse on validation than they are. Coefficients call them "previous merge", "previous merge 2" and so on.
@@ -136,7 +145,7 @@ class ForkMerge(Settings, Algorithm):
     def paper(cls, **options: Any) -> ForkMerge:
         """The paper's behaviour, every option spelled out: later defaults do not change it.
 
-        It differs from today's defaults in what pruning keeps: the largest coefficients, the target's or not.
+        It differs from `ForkMerge("mixed")` in what pruning keeps: the largest coefficients, the target's or not.
         """
         return cls(**{**_PAPER, **options})
 

@@ -55,7 +55,7 @@ class Recipe:
         model: The module, or a function that makes it.
         optimizer: Makes the optimizer from the model.
         steps: Training steps.
-        algorithm: How to train; ForkMerge with the paper's defaults unless said otherwise.
+        algorithm: How to train; `ForkMerge()` unless said otherwise.
         options: Further arguments of `fit`, such as `scheduler` or `clip_norm`.
         source: Where the recipe came from, for `forkmerge resume` and worker processes.
         executor: Where it is carried out; None for this machine.
