@@ -73,7 +73,7 @@ def recipe(seed: int = 0, broken: int = -1, test: bool = True) -> fm.Recipe:
         model=plain_net,
         optimizer=fm.OptimizerOf("SGD", lr=0.3, momentum=0.9),
         steps=STEPS,
-        algorithm=fm.ForkMerge(interval=3, refit=True),
+        algorithm=fm.ForkMerge("mixed", interval=3, refit=True),
     )
 
 

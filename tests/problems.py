@@ -296,7 +296,7 @@ def fit(
 ) -> Run:
     """`fit` with the defaults of the tests: 12 steps of SGD with momentum and weight decay."""
     settings = {"optimizer": SGD, "steps": 12, "threads": 1, **options}
-    return (algorithm or fm.ForkMerge(interval=4)).fit(problem or shared_problem(), model=net, **settings)
+    return (algorithm or fm.ForkMerge("mixed", interval=4)).fit(problem or shared_problem(), model=net, **settings)
 
 
 def plain_loop(

@@ -66,7 +66,7 @@ def forkmerge_cases() -> dict[str, Callable[..., Any]]:
         "paper": {"bn": "average", "checkpoint": "last", "optimizer_state": "keep", "select": "last"},
     }
     cases: dict[str, Callable[..., Any]] = {
-        name: partial(fit, fm.ForkMerge(**{"interval": 4, **options}), net=noisy_net)
+        name: partial(fit, fm.ForkMerge(**{"mixtures": "mixed", "interval": 4, **options}), net=noisy_net)
         for name, options in policies.items()
     }
     presets = {"paper": fm.ForkMerge.paper, "authors' scripts": fm.ForkMerge.authors_scripts}
@@ -88,9 +88,9 @@ def forkmerge_cases() -> dict[str, Callable[..., Any]]:
         "streams in turn": partial(
             fit, fm.ForkMerge(fm.PerAuxiliary(joint="sampled"), interval=4), domains_problem(), optimizer=ADAM
         ),
-        "sampling": partial(fit, fm.ForkMerge(interval=4), domains_problem(weights="sampling")),
+        "sampling": partial(fit, fm.ForkMerge("mixed", interval=4), domains_problem(weights="sampling")),
         "two processes": partial(fit, fm.ForkMerge("per_auxiliary", interval=4, refit=True), workers=2),
-        "accumulated": partial(fit, fm.ForkMerge(interval=5), accumulate=2, clip_norm=0.5, paired=False),
+        "accumulated": partial(fit, fm.ForkMerge("mixed", interval=5), accumulate=2, clip_norm=0.5, paired=False),
         "scheduled": partial(fit, scheduler=fm.SchedulerOf("CosineAnnealingLR", T_max="100%"), statistics="target"),
         "forkmerge+PCGrad": partial(fit, fm.ForkMerge("per_auxiliary", interval=4, method="PCGrad"), optimizer=ADAM),
     }

@@ -160,7 +160,12 @@ class TestRoundsOnDisk:
 
         monkeypatch.setattr(atomic_files, "write", counted)
         monkeypatch.setattr(atomic_files, "_fsync", lambda descriptor: None)
-        fit(fm.ForkMerge(search=fm.Fixed((0.5, 0.5)), interval=1), steps=60, folder=tmp_path / "run", on_event=see)
+        fit(
+            fm.ForkMerge("mixed", search=fm.Fixed((0.5, 0.5)), interval=1),
+            steps=60,
+            folder=tmp_path / "run",
+            on_event=see,
+        )
         early, late = sum(by_checkpoint[6:16]), sum(by_checkpoint[50:60])
         assert late < 1.02 * early, "but for numbers with more digits"
 
@@ -205,7 +210,7 @@ class TestRoundsOnDisk:
         assert_same_run(resumed(folder), undisturbed())
 
     def test_rounds_that_an_earlier_version_wrote_into_the_checkpoint_are_read(self, tmp_path: Path) -> None:
-        rounds = fit(fm.ForkMerge(interval=4)).rounds
+        rounds = fit(fm.ForkMerge("mixed", interval=4)).rounds
         with RunFolder.create(tmp_path / "run", {}) as store:
             assert read_rounds(store, [asdict(finished) for finished in rounds]) == rounds
             assert read_rounds(store, len(rounds)) == rounds

@@ -86,7 +86,9 @@ class TestConfidence:
     """The target-only branch stays unless the merge is surely better."""
 
     def run(self, confidence: float | None, **options: Any) -> Run:
-        algorithm = fm.ForkMerge(**{"interval": 4, "search": fm.Fixed(), **options}, confidence=confidence)
+        algorithm = fm.ForkMerge(
+            **{"mixtures": "mixed", "interval": 4, "search": fm.Fixed(), **options}, confidence=confidence
+        )
         return fit(algorithm, shared_problem(metrics=fm.nll))
 
     def test_what_the_search_found_counts_if_it_wins_often_enough(self) -> None:
@@ -106,7 +108,7 @@ class TestConfidence:
 
     def test_a_metric_that_does_not_add_up_is_refused_before_training(self, monkeypatch: Any) -> None:
         with counting_steps(monkeypatch) as trained, pytest.raises(fm.ProblemError, match="metrics that add up"):
-            fit(fm.ForkMerge(interval=4, confidence=0.9))
+            fit(fm.ForkMerge("mixed", interval=4, confidence=0.9))
         assert trained == []
 
 

@@ -80,7 +80,7 @@ def test_the_card_of_a_run_from_python_and_of_one_branch_say_so(tmp_path: Path) 
 
 
 def test_a_refitted_run_shows_the_coefficients_once(tmp_path: Path) -> None:
-    train(tmp_path / "run", algorithm=fm.ForkMerge(interval=4, refit=True))
+    train(tmp_path / "run", algorithm=fm.ForkMerge("mixed", interval=4, refit=True))
     text = (export_run(tmp_path / "run", tmp_path / "out") / "README.md").read_text()
     assert "The refit repeated them" in text
     assert text.count("| 8 |") == 1

@@ -74,8 +74,8 @@ class TestDivergence:
         assert run.rounds[0].coefficients["odd"] == 0
 
     def test_if_every_branch_diverges_the_last_good_state_is_kept_bit_for_bit(self) -> None:
-        run = fit(fm.ForkMerge(interval=4), diverging_problem(4, "tgt"), noisy_net)
-        good = fit(fm.ForkMerge(interval=4), diverging_problem(99, "tgt"), noisy_net, steps=4)
+        run = fit(fm.ForkMerge("mixed", interval=4), diverging_problem(4, "tgt"), noisy_net)
+        good = fit(fm.ForkMerge("mixed", interval=4), diverging_problem(99, "tgt"), noisy_net, steps=4)
         assert_same_bits(run, good)
         assert [r.coefficients for r in run.rounds[1:]] == [{}, {}]
         assert [r.score for r in run.rounds[1:]] == [None, None]
@@ -83,7 +83,7 @@ class TestDivergence:
         assert run.metrics == good.metrics
 
     def test_the_best_merge_is_returned_though_later_rounds_are_lost(self) -> None:
-        run = fit(fm.ForkMerge(interval=4, select="best"), diverging_problem(4, "tgt"), noisy_net)
+        run = fit(fm.ForkMerge("mixed", interval=4, select="best"), diverging_problem(4, "tgt"), noisy_net)
         assert run.final == "best merge"
         assert run.score == run.rounds[0].score
 

@@ -63,7 +63,7 @@ def test_impossible_options_of_fit(refused: Refuse, options: dict[str, Any], mes
     refused(message, **options)
 
 
-@pytest.mark.parametrize("second", [fm.ForkMerge(interval=4), fm.PostTrain()], ids=["ForkMerge", "PostTrain"])
+@pytest.mark.parametrize("second", [fm.ForkMerge("mixed", interval=4), fm.PostTrain()], ids=["ForkMerge", "PostTrain"])
 def test_two_threads_cannot_be_inside_fit_at_once(second: fm.Algorithm) -> None:
     """They would change each other's random states, and so their bits."""
     alone, errors = fit(), list[BaseException]()

@@ -17,7 +17,7 @@ class TestFloor:
 
     def test_the_unmerged_target_only_run_is_returned_if_it_validates_better(self) -> None:
         centres: dict[str, Vector] = {"tgt": (1.0, 0.0), "aux": (-9.0, 5.0)}
-        algorithm = fm.ForkMerge(interval=2, search=self.HARMFUL, floor=True)
+        algorithm = fm.ForkMerge("mixed", interval=2, search=self.HARMFUL, floor=True)
         run = quadratic_run(algorithm, centres, (1.0, 0.0), lr=0.1, steps=6)
         alone = quadratic_run(fm.SingleTask(), centres, (1.0, 0.0), lr=0.1, steps=6)
         assert run.final == "floor"
@@ -31,12 +31,14 @@ class TestFloor:
         assert run.rounds[-1].floor_score == run.score
 
     def test_the_floor_is_single_task_training_with_the_same_seeds(self) -> None:
-        run = fit(fm.ForkMerge(interval=4, floor=True), net=noisy_net)
+        run = fit(fm.ForkMerge("mixed", interval=4, floor=True), net=noisy_net)
         alone = fit(fm.SingleTask(interval=4), net=noisy_net)
         assert [r.floor_score for r in run.rounds] == [r.score for r in alone.rounds]
 
     def test_the_floor_does_not_change_the_merge(self) -> None:
-        with_floor, without = (fit(fm.ForkMerge(interval=4, floor=floor), net=noisy_net) for floor in (True, False))
+        with_floor, without = (
+            fit(fm.ForkMerge("mixed", interval=4, floor=floor), net=noisy_net) for floor in (True, False)
+        )
         assert with_floor.coefficients == without.coefficients
         assert [r.score for r in with_floor.rounds] == [r.score for r in without.rounds]
 
@@ -78,14 +80,17 @@ class TestShared:
         return [event.step for event in events if isinstance(event, StepProgress) and event.branch == "floor"]
 
     def test_the_first_round_trains_no_floor_of_its_own(self) -> None:
-        algorithm = fm.ForkMerge(interval=4, search=fm.Fixed((0.5, 0.5)), floor=True)
+        algorithm = fm.ForkMerge("mixed", interval=4, search=fm.Fixed((0.5, 0.5)), floor=True)
         assert self.floor_steps(algorithm) == [8, 12]
 
     def test_it_stays_shared_while_merges_take_the_target_only_branch(self) -> None:
         alone = fm.Fixed((1.0, 0.0))
-        assert self.floor_steps(fm.ForkMerge(interval=4, search=alone, floor=True)) == []
-        assert self.floor_steps(fm.ForkMerge(interval=4, search=alone, floor=True, optimizer_state="average")) == []
-        reset = fm.ForkMerge(interval=4, search=alone, floor=True, optimizer_state="reset")
+        assert self.floor_steps(fm.ForkMerge("mixed", interval=4, search=alone, floor=True)) == []
+        assert (
+            self.floor_steps(fm.ForkMerge("mixed", interval=4, search=alone, floor=True, optimizer_state="average"))
+            == []
+        )
+        reset = fm.ForkMerge("mixed", interval=4, search=alone, floor=True, optimizer_state="reset")
         assert self.floor_steps(reset) == [8, 12]
 
     def test_without_such_a_branch_it_is_trained_from_the_start(self) -> None:
@@ -101,6 +106,8 @@ class TestShared:
     def test_its_scores_are_those_of_single_task_training(self, policy: Any, checkpoint: Any) -> None:
         options: dict[str, Any] = {"optimizer_state": policy, "checkpoint": checkpoint, "validate_every": 2}
         for search in (fm.Fixed((1.0, 0.0)), fm.Fixed((0.3, 0.7)), fm.Grid()):
-            run = fit(fm.ForkMerge(interval=4, search=search, floor=True, **options), net=noisy_net)
+            run = fit(
+                fm.ForkMerge(interval=4, search=search, floor=True, **{"mixtures": "mixed", **options}), net=noisy_net
+            )
             alone = fit(fm.SingleTask(interval=4), net=noisy_net)
             assert [r.floor_score for r in run.rounds] == [r.score for r in alone.rounds]

@@ -37,7 +37,7 @@ class TestQuadratics:
             alone, joint = descend(centres[:1], lr, steps), descend(centres, lr, steps)
             line = joint - alone
             best = min(max((torch.tensor(goal) - alone).dot(line).item() / line.dot(line).item(), 0.0), 1.0)
-            algorithm = fm.ForkMerge(interval=steps, search=fm.Grid(resolution))
+            algorithm = fm.ForkMerge("mixed", interval=steps, search=fm.Grid(resolution))
             run = quadratic_run(algorithm, self.CENTRES, goal, lr=lr, steps=steps)
             nearest = round(best * resolution) / resolution
             assert run.coefficients == [{"alone": pytest.approx(1 - nearest), "joint": nearest}]
@@ -45,14 +45,16 @@ class TestQuadratics:
 
     def test_with_one_step_rounds_the_coefficient_is_the_best_task_weight(self) -> None:
         # One step with weights (1, λ) lands on η(c_tgt + λ c_aux) = (0.1, 0.1 λ); the goal asks for λ = 0.6.
-        run = quadratic_run(fm.ForkMerge(interval=1), self.CENTRES, (0.1, 0.06), lr=0.1, steps=1)
+        run = quadratic_run(fm.ForkMerge("mixed", interval=1), self.CENTRES, (0.1, 0.06), lr=0.1, steps=1)
         assert run.relevance == {"tgt": 1.0, "aux": pytest.approx(0.6)}
 
     def test_a_scale_lets_a_best_weight_above_one_be_found_and_reported(self) -> None:
         goal = (0.1, 0.24)  # λ* = 2.4
-        clipped = quadratic_run(fm.ForkMerge(interval=1), self.CENTRES, goal, lr=0.1, steps=1)
+        clipped = quadratic_run(fm.ForkMerge("mixed", interval=1), self.CENTRES, goal, lr=0.1, steps=1)
         assert clipped.relevance["aux"] == 1.0
-        scaled = quadratic_run(fm.ForkMerge(interval=1, auxiliary_scale=3.0), self.CENTRES, goal, lr=0.1, steps=1)
+        scaled = quadratic_run(
+            fm.ForkMerge("mixed", interval=1, auxiliary_scale=3.0), self.CENTRES, goal, lr=0.1, steps=1
+        )
         assert scaled.coefficients == [{"alone": pytest.approx(0.2), "joint": pytest.approx(0.8)}]
         assert scaled.relevance == {"tgt": 1.0, "aux": pytest.approx(2.4)}
 
@@ -83,7 +85,7 @@ class TestPresets:
     PRESETS: ClassVar[list[Any]] = [fm.ForkMerge.paper, fm.ForkMerge.authors_scripts]
 
     def test_the_paper_differs_from_the_defaults_in_what_pruning_keeps(self) -> None:
-        assert fm.ForkMerge.paper() == fm.ForkMerge(prune_keeps="largest")
+        assert fm.ForkMerge.paper() == fm.ForkMerge("mixed", prune_keeps="largest")
 
     def test_the_authors_scripts_differ_from_the_paper_in_these(self) -> None:
         scripts, paper = fm.ForkMerge.authors_scripts(), fm.ForkMerge.paper()
@@ -123,7 +125,7 @@ def test_what_forkmerge_is_compared_with_gives_every_option_so_that_later_defaul
 
 
 def test_the_scale_is_that_of_the_auxiliary_weights() -> None:
-    scaled = fit(fm.ForkMerge(interval=4, auxiliary_scale=2.5, search=fm.Fixed((0.4, 0.6))))
+    scaled = fit(fm.ForkMerge("mixed", interval=4, auxiliary_scale=2.5, search=fm.Fixed((0.4, 0.6))))
     weights = {"alone": {"tgt": 1.0}, "joint": {"tgt": 1.0, "aux": 2.5, "odd": 2.5}}
     assert_same_bits(scaled, fit(fm.ForkMerge(weights, interval=4, search=fm.Fixed((0.4, 0.6)))))
     assert scaled.relevance == pytest.approx({"tgt": 1.0, "aux": 1.5, "odd": 1.5})
@@ -147,7 +149,7 @@ class TestOneBranch:
 
 
 def test_greedy_is_exhaustive_search_over_the_normalised_coefficients_of_the_worse_branch() -> None:
-    run = fit(fm.ForkMerge(interval=6, search=fm.Greedy()), net=noisy_net, steps=6)
+    run = fit(fm.ForkMerge("mixed", interval=6, search=fm.Greedy()), net=noisy_net, steps=6)
     (only,) = run.rounds
     names = sorted(only.branches, key=lambda name: -only.branches[name].score)
     exhaustive = []
@@ -155,7 +157,7 @@ def test_greedy_is_exhaustive_search_over_the_normalised_coefficients_of_the_wor
         worse = alpha / (1 + alpha)
         share = {names[0]: 1 - worse, names[1]: worse}
         fixed = fm.Fixed((share["alone"], share["joint"]))
-        score = fit(fm.ForkMerge(interval=6, search=fixed), net=noisy_net, steps=6).score
+        score = fit(fm.ForkMerge("mixed", interval=6, search=fixed), net=noisy_net, steps=6).score
         exhaustive.append((score, -worse))
     best, worse = max(exhaustive)
     assert run.score == pytest.approx(best, abs=1e-12)

@@ -107,7 +107,7 @@ def test_the_test_split_is_never_read():
 
 
 def test_a_recipe_file_can_name_it():
-    made = algorithm_from({"name": "PostTrain", "pretrain_steps": 3, "refit": True}, fm.ForkMerge())
+    made = algorithm_from({"name": "PostTrain", "pretrain_steps": 3, "refit": True}, fm.ForkMerge("mixed"))
     assert made == fm.PostTrain(pretrain_steps=3, refit=True)
 
 

@@ -124,7 +124,7 @@ class TestLosses:
     def test_labels_that_are_missing_or_the_last_class_are_no_error(self) -> None:
         inputs, labels = examples(40, 1)
         labels[3], labels[4] = -100, 2
-        fit(fm.ForkMerge(interval=4), shared_problem(TensorDataset(inputs, labels)))
+        fit(fm.ForkMerge("mixed", interval=4), shared_problem(TensorDataset(inputs, labels)))
 
     def test_a_label_out_of_range_anywhere_in_validation_tensors(self, refused: Refuse) -> None:
         inputs, labels = examples(40, 2)
@@ -177,8 +177,8 @@ class TestMetrics:
 
     def test_a_reference_of_zero_or_for_other_metrics(self, refused: Refuse) -> None:
         problem = shared_problem(metrics={"a": minus_loss, "b": fm.accuracy})
-        refused("reference value of metric 'b' is 0", fm.ForkMerge(reference={"a": 1.0, "b": 0}), problem)
-        refused("the reference lacks a value: unknown metric 'b'", fm.ForkMerge(reference={"a": 1.0}), problem)
+        refused("reference value of metric 'b' is 0", fm.ForkMerge("mixed", reference={"a": 1.0, "b": 0}), problem)
+        refused("the reference lacks a value: unknown metric 'b'", fm.ForkMerge("mixed", reference={"a": 1.0}), problem)
 
 
 @pytest.mark.parametrize("algorithm", [fm.Joint(), fm.PostTrain()])
@@ -194,7 +194,9 @@ def test_validation_examples_the_stream_cannot_read(refused: Refuse) -> None:
     inputs, labels = examples(24, 2)
     validation = fm.Evaluation(TensorDataset(inputs, labels[:, 0]), fm.accuracy)
     problem = shared_problem(validation=validation)
-    refused(r"refit=True trains on the validation examples too.*as_training=", fm.ForkMerge(refit=True), problem)
+    refused(
+        r"refit=True trains on the validation examples too.*as_training=", fm.ForkMerge("mixed", refit=True), problem
+    )
 
 
 def test_a_refused_run_leaves_the_model_as_it_was() -> None:
@@ -229,7 +231,7 @@ def test_gradients_at_a_representation_that_nobody_declared() -> None:
 
 
 def test_a_search_by_that_is_no_metric_is_refused(refused: Refuse) -> None:
-    refused("search_by: .*'nl'.*nll", fm.ForkMerge(search_by="nl"))
+    refused("search_by: .*'nl'.*nll", fm.ForkMerge("mixed", search_by="nl"))
 
 
 def test_a_method_needs_all_tasks_in_a_step_and_no_streams_in_turn(refused: Refuse) -> None:

@@ -82,12 +82,12 @@ class TestRefit:
         counts = []
         for refit in (False, True):
             calls.clear()
-            fit(fm.ForkMerge(interval=4, refit=refit), shared_problem(metrics={"m": counted}))
+            fit(fm.ForkMerge("mixed", interval=4, refit=refit), shared_problem(metrics={"m": counted}))
             counts.append(len(calls))
         assert counts[0] == counts[1]
 
     def test_the_score_reported_is_that_of_the_search(self) -> None:
-        searched, refitted = (fit(fm.ForkMerge(interval=4, refit=refit)) for refit in (False, True))
+        searched, refitted = (fit(fm.ForkMerge("mixed", interval=4, refit=refit)) for refit in (False, True))
         assert (refitted.score, refitted.metrics) == (searched.score, searched.metrics)
         assert_other_bits(searched, refitted)
 
@@ -108,8 +108,8 @@ class TestRefit:
         validation = fm.Evaluation(
             TensorDataset(inputs, labels[:, 0]), minus_loss, as_training=TensorDataset(inputs, labels)
         )
-        run = fit(fm.ForkMerge(interval=4, refit=True), shared_problem(validation=validation))
-        assert_same_bits(run, fit(fm.ForkMerge(interval=4, refit=True)))
+        run = fit(fm.ForkMerge("mixed", interval=4, refit=True), shared_problem(validation=validation))
+        assert_same_bits(run, fit(fm.ForkMerge("mixed", interval=4, refit=True)))
 
     @staticmethod
     def poisoned() -> fm.Problem:
@@ -123,8 +123,8 @@ class TestRefit:
         return shared_problem(validation=validation)
 
     def test_a_refit_that_diverges_returns_the_searched_model_with_a_note(self) -> None:
-        run = fit(fm.ForkMerge(interval=4, refit=True), self.poisoned())
-        searched = fit(fm.ForkMerge(interval=4))
+        run = fit(fm.ForkMerge("mixed", interval=4, refit=True), self.poisoned())
+        searched = fit(fm.ForkMerge("mixed", interval=4))
         assert_same_bits(run, searched)
         assert run.final == "last merge"
         assert run.score == searched.score
@@ -151,7 +151,7 @@ class TestRefit:
 
     def test_a_replayed_round_in_which_every_branch_was_faulty_keeps_its_state(self) -> None:
         problem = diverging_problem(4, "tgt")
-        run = fit(fm.ForkMerge(interval=4, refit=True), problem)
+        run = fit(fm.ForkMerge("mixed", interval=4, refit=True), problem)
         assert run.rounds[1].coefficients == {}
         assert run.final == "refit"
         assert all(tensor.isfinite().all() for tensor in bits(run).values())
@@ -288,8 +288,8 @@ class TestFixedCoefficients:
     @pytest.mark.parametrize("fixed", [None, (0.5, 0.25, 0.25), (0.5, 0.0, 0.5)])
     def test_there_is_no_search_and_the_bits_are_those_of_the_merges_on_the_union(self, fixed: Any) -> None:
         options: dict[str, Any] = {"mixtures": "per_auxiliary", "interval": 4, "search": fm.Fixed(fixed)}
-        run = fit(fm.ForkMerge(**options, refit=True), net=noisy_net)
-        twin = fit(fm.ForkMerge(**options), union_problem(), noisy_net)
+        run = fit(fm.ForkMerge(**{"mixtures": "mixed", **options}, refit=True), net=noisy_net)
+        twin = fit(fm.ForkMerge(**{"mixtures": "mixed", **options}), union_problem(), noisy_net)
         assert_same_bits(run, twin)
         assert {r.phase for r in run.rounds} == {"refit"}
         assert (run.score, run.final) == (None, "refit")

@@ -72,7 +72,7 @@ class TestFolders:
             with pytest.raises(fm.StoreError, match="resume=True needs the folder of the run: pass folder="):
                 fit(resume=True)
             with pytest.raises(fm.ProblemError, match="keep_branches=True needs a folder to keep them in"):
-                fit(fm.ForkMerge(keep_branches=True))
+                fit(fm.ForkMerge("mixed", keep_branches=True))
         assert trained == []
 
     def test_resuming_a_folder_that_is_no_run_is_refused(self, monkeypatch: Any, tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ class TestOtherOptions:
     @pytest.fixture
     def killed(self, tmp_path: Path) -> Path:
         with pytest.raises(Stopped):
-            fit(fm.ForkMerge(interval=4), net=frozen_seeded, folder=tmp_path / "run", on_event=stop_at(6))
+            fit(fm.ForkMerge("mixed", interval=4), net=frozen_seeded, folder=tmp_path / "run", on_event=stop_at(6))
         return tmp_path / "run"
 
     in_sixes = shared_problem(validation=replace(shared_problem().target_validation, batch_size=6))
@@ -104,9 +104,12 @@ class TestOtherOptions:
             ({"clip_norm": 1.0}, r"training\.clip_norm was None and is 1\.0 now"),
             ({"scheduler": fm.SchedulerOf("StepLR", step_size=3)}, r"training\.scheduler was None and is 'StepLR"),
             ({"threads": 2}, r"training\.threads was 1 and is 2 now"),
-            ({"algorithm": fm.ForkMerge(interval=3)}, r"algorithm\.interval was 4 and is 3 now"),
+            ({"algorithm": fm.ForkMerge("mixed", interval=3)}, r"algorithm\.interval was 4 and is 3 now"),
             ({"algorithm": fm.SingleTask(interval=4)}, r"algorithm\.name was 'ForkMerge' and is 'SingleTask' now"),
-            ({"algorithm": fm.ForkMerge(interval=4, search=fm.Grid(7))}, r"algorithm\.search was None and is .*7"),
+            (
+                {"algorithm": fm.ForkMerge("mixed", interval=4, search=fm.Grid(7))},
+                r"algorithm\.search was None and is .*7",
+            ),
             ({"problem": shared_problem(weights="sampling")}, r"problem\.weights was 'loss' and is 'sampling' now"),
             ({"problem": shared_problem(Augmented(17))}, r"problem\.streams\.all\.examples was 16 and is 17 now"),
             (
@@ -121,7 +124,7 @@ class TestOtherOptions:
         self, killed: Path, options: dict[str, Any], difference: str, monkeypatch: Any
     ) -> None:
         before = {path: path.read_bytes() for path in killed.rglob("*") if path.is_file()}
-        settings = {"algorithm": fm.ForkMerge(interval=4), "net": frozen_seeded, **options}
+        settings = {"algorithm": fm.ForkMerge("mixed", interval=4), "net": frozen_seeded, **options}
         with (
             counting_steps(monkeypatch) as trained,
             pytest.raises(fm.StoreError, match="started differently") as caught,
@@ -142,14 +145,14 @@ class TestOtherOptions:
         assert config["algorithm"].pop("tail") is None
         assert config["algorithm"].pop("tail_anneal") == "linear"
         as_earlier_version(killed, **{key: config[key] for key in ("training", "problem", "algorithm")})
-        assert fit(fm.ForkMerge(interval=4), net=frozen_seeded, folder=killed, resume=True).model is not None
+        assert fit(fm.ForkMerge("mixed", interval=4), net=frozen_seeded, folder=killed, resume=True).model is not None
 
     def test_but_not_with_an_option_that_has_another_value_now(self, killed: Path) -> None:
         config = json.loads((killed / "config.json").read_text())
         del config["algorithm"]["prune_keeps"]
         as_earlier_version(killed, algorithm=config["algorithm"])
         with pytest.raises(fm.StoreError, match=r"algorithm\.prune_keeps was 'target' and is 'largest' now"):
-            fit(fm.ForkMerge(interval=4, prune_keeps="largest"), net=frozen_seeded, folder=killed, resume=True)
+            fit(fm.ForkMerge("mixed", interval=4, prune_keeps="largest"), net=frozen_seeded, folder=killed, resume=True)
 
     def test_branches_that_were_given_before_they_had_options_go_on(self, tmp_path: Path) -> None:
         mixtures = [fm.Mixture("alone", {"tgt": 1.0}), fm.Mixture("joint", {"tgt": 1.0, "odd": 1.0})]
@@ -168,7 +171,7 @@ class TestOtherOptions:
     def test_threads_stay_those_of_the_start_unless_asked_for(self, killed: Path, monkeypatch: Any) -> None:
         monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
         monkeypatch.setattr(torch, "set_num_threads", lambda count: None)  # or the tests after this one would have 4
-        run = fit(fm.ForkMerge(interval=4), net=frozen_seeded, folder=killed, resume=True, threads=None)
+        run = fit(fm.ForkMerge("mixed", interval=4), net=frozen_seeded, folder=killed, resume=True, threads=None)
         assert run.environment["threads"] == 1
 
     def test_another_environment_warns_with_both_and_leaves_a_note(self, killed: Path) -> None:
@@ -176,7 +179,7 @@ class TestOtherOptions:
         as_earlier_version(killed, environment={**config["environment"], "torch": "1.0.0", "cpu": "AVX9"})
         message = rf"resumed in another environment, the bits may differ: torch 1\.0\.0 → {torch.__version__}"
         with pytest.warns(UserWarning, match=message.replace("+", r"\+")) as caught:
-            run = fit(fm.ForkMerge(interval=4), net=frozen_seeded, folder=killed, resume=True)
+            run = fit(fm.ForkMerge("mixed", interval=4), net=frozen_seeded, folder=killed, resume=True)
         assert len(caught) == 1
         assert str(caught[0].message) in run.notes
         assert caught[0].filename == str(TESTS / "problems.py"), "it points at the call of fit"
@@ -219,7 +222,7 @@ def test_a_disk_that_is_too_small_is_refused_before_training(tmp_path: Path, mon
     free = shutil.disk_usage(tmp_path)._replace(free=2_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
     with pytest.raises(fm.StoreError, match=r"run will need about 0.0.* MB, and 0.002 MB are free there: free some"):
-        fit(fm.ForkMerge(interval=4), folder=tmp_path / "run")
+        fit(fm.ForkMerge("mixed", interval=4), folder=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -248,12 +251,12 @@ def test_a_config_that_does_not_say_what_it_must_is_refused_by_name(
 def test_a_run_with_the_checkpoints_of_another_does_not_go_on(tmp_path: Path, monkeypatch: Any) -> None:
     for seed in (0, 1):
         with pytest.raises(Stopped):
-            fit(fm.ForkMerge(interval=4), folder=tmp_path / str(seed), on_event=stop_at(6), seed=seed)
+            fit(fm.ForkMerge("mixed", interval=4), folder=tmp_path / str(seed), on_event=stop_at(6), seed=seed)
     shutil.rmtree(tmp_path / "1/checkpoints")
     shutil.copytree(tmp_path / "0/checkpoints", tmp_path / "1/checkpoints")
     with counting_steps(monkeypatch) as trained, pytest.raises(fm.StoreError, match="was written by another run"):
-        fit(fm.ForkMerge(interval=4), folder=tmp_path / "1", resume=True, seed=1)
+        fit(fm.ForkMerge("mixed", interval=4), folder=tmp_path / "1", resume=True, seed=1)
     assert trained == []
     shutil.copy(tmp_path / "1/config.json", tmp_path / "0/config.json")
     with pytest.raises(fm.StoreError, match=r"0/checkpoints/\d+ was written by another run"):
-        fit(fm.ForkMerge(interval=4), folder=tmp_path / "0", resume=True, seed=1)
+        fit(fm.ForkMerge("mixed", interval=4), folder=tmp_path / "0", resume=True, seed=1)

@@ -34,14 +34,14 @@ from problems import (
 
 class TestRounds:
     def test_the_last_round_is_shortened_to_end_at_the_last_step(self) -> None:
-        run = fit(fm.ForkMerge(interval=5), steps=12)
+        run = fit(fm.ForkMerge("mixed", interval=5), steps=12)
         assert [(r.index, r.start, r.end) for r in run.rounds] == [(1, 0, 5), (2, 5, 10), (3, 10, 12)]
 
     def test_five_rounds_unless_an_interval_is_given(self) -> None:
-        assert [r.end for r in fit(fm.ForkMerge(), steps=20).rounds] == [4, 8, 12, 16, 20]
+        assert [r.end for r in fit(fm.ForkMerge("mixed"), steps=20).rounds] == [4, 8, 12, 16, 20]
 
     def test_an_interval_longer_than_the_run_is_one_round(self) -> None:
-        assert [r.end for r in fit(fm.ForkMerge(interval=99), steps=5).rounds] == [5]
+        assert [r.end for r in fit(fm.ForkMerge("mixed", interval=99), steps=5).rounds] == [5]
 
     def test_another_seed_is_another_run_and_the_same_seed_the_same(self) -> None:
         runs = [fit(net=noisy_net, seed=seed) for seed in (1, 1, 2)]
@@ -59,12 +59,12 @@ class TestRounds:
         assert set(run.relevance) == set(TASKS)
 
     def test_a_sampling_problem_runs_end_to_end(self) -> None:
-        run = fit(fm.ForkMerge(interval=6), shared_problem(weights="sampling"))
+        run = fit(fm.ForkMerge("mixed", interval=6), shared_problem(weights="sampling"))
         assert run.rounds[0].branches["joint"].task_weights == {"tgt": 1.0, "aux": 0.5, "odd": 0.5}
 
     def test_what_is_observed_is_what_is_recorded(self, tmp_path: Path) -> None:
         events: list[Any] = []
-        fit(fm.ForkMerge(interval=6), folder=tmp_path / "run", on_event=events.append)
+        fit(fm.ForkMerge("mixed", interval=6), folder=tmp_path / "run", on_event=events.append)
         folder = RunFolder.open(tmp_path / "run", lock=False)
         recorded = list(folder.records())
         rounds = ["segment", "segment", "round"]
@@ -73,7 +73,7 @@ class TestRounds:
         assert seen == [e for e in recorded if e["event"] not in ("start", "end")]
 
     def test_kept_branches_are_the_weights_that_entered_each_merge(self, tmp_path: Path) -> None:
-        algorithm = fm.ForkMerge(interval=6, keep_branches=True, search=fm.Fixed((0.25, 0.75)))
+        algorithm = fm.ForkMerge("mixed", interval=6, keep_branches=True, search=fm.Fixed((0.25, 0.75)))
         run = fit(algorithm, folder=tmp_path / "run", steps=6)
         kept = RunFolder.open(tmp_path / "run", lock=False).load_branches(1)
         assert set(kept) == {"alone", "joint"}
@@ -154,7 +154,7 @@ class TestSeveralMetricsInARun:
 
     def test_a_reference_of_the_user_is_used_instead(self) -> None:
         reference = {"minus_loss": -1.0, "accuracy": 0.5}
-        run = fit(fm.ForkMerge(interval=4, reference=reference), shared_problem(metrics=TWO))
+        run = fit(fm.ForkMerge("mixed", interval=4, reference=reference), shared_problem(metrics=TWO))
         first = run.rounds[0].branches["alone"]
         expected = ((first.metrics["minus_loss"] + 1) + (first.metrics["accuracy"] - 0.5) / 0.5) / 2
         assert first.score == pytest.approx(expected)

@@ -38,7 +38,7 @@ class TestRun:
         assert repr(back) == repr(run)
 
     def test_so_does_one_with_numbers_that_are_not_finite(self) -> None:
-        lost = fit(fm.ForkMerge(interval=4), diverging_problem(4, "tgt"))
+        lost = fit(fm.ForkMerge("mixed", interval=4), diverging_problem(4, "tgt"))
         back = Run.from_json(json.loads(json.dumps(lost.to_json(), allow_nan=False)))
         assert facts(back) == facts(lost)
         assert back.rounds[1].branches["alone"].losses["tgt"] is None
@@ -57,7 +57,7 @@ class TestRun:
         assert any(line.strip().startswith("relevance") for line in lines)
 
     def test_relevance_is_the_mean_over_steps(self) -> None:
-        run = fit(fm.ForkMerge(interval=8, search=fm.Fixed((0.5, 0.5))), steps=12)
+        run = fit(fm.ForkMerge("mixed", interval=8, search=fm.Fixed((0.5, 0.5))), steps=12)
         first, second = run.rounds
         first.relevance.update(aux=0.0)
         assert (first.end - first.start, second.end - second.start) == (8, 4)

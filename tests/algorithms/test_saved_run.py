@@ -17,12 +17,12 @@ from problems import Stopped, fit, stop_at
 def interrupted(folder: Path, events: int = 8, **options: Any) -> Path:
     """A run of two rounds that was killed at an event."""
     with pytest.raises(Stopped):
-        fit(fm.ForkMerge(interval=6, refit=True), folder=folder, on_event=stop_at(events), **options)
+        fit(fm.ForkMerge("mixed", interval=6, refit=True), folder=folder, on_event=stop_at(events), **options)
     return folder
 
 
 def test_a_finished_run_is_read_as_it_ended(tmp_path: Path) -> None:
-    run = fit(fm.ForkMerge(interval=6), folder=tmp_path / "run")
+    run = fit(fm.ForkMerge("mixed", interval=6), folder=tmp_path / "run")
     saved = read_saved_run(tmp_path / "run")
     assert read_run(tmp_path / "run") == saved.run == run
     assert saved.rounds == run.rounds
@@ -80,7 +80,7 @@ def test_a_list_has_a_row_per_run_and_hides_neither_parts_nor_damage(tmp_path: P
 
 
 def test_a_damaged_record_is_an_error_only_where_nothing_else_says_it(tmp_path: Path) -> None:
-    run = fit(fm.ForkMerge(interval=6, refit=True), folder=tmp_path / "run")
+    run = fit(fm.ForkMerge("mixed", interval=6, refit=True), folder=tmp_path / "run")
     whole = read_saved_run(tmp_path / "run")
     folders = tmp_path / "run", interrupted(tmp_path / "cut")
     for folder in folders:

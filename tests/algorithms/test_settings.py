@@ -12,13 +12,13 @@ from problems import Refuse
 
 
 def test_validation_happens_five_times_per_interval_unless_said_otherwise() -> None:
-    settings = fm.ForkMerge(interval=20)
+    settings = fm.ForkMerge("mixed", interval=20)
     assert settings.validate_every_of(100) == 4
-    assert fm.ForkMerge(interval=20, validate_every=7).validate_every_of(100) == 7
+    assert fm.ForkMerge("mixed", interval=20, validate_every=7).validate_every_of(100) == 7
 
 
 def test_the_default_search_follows_the_number_of_branches() -> None:
-    settings = fm.ForkMerge()
+    settings = fm.ForkMerge("mixed")
     assert isinstance(settings.search_for(2), fm.Grid)
     assert isinstance(settings.search_for(3), fm.Greedy)
 
@@ -48,7 +48,7 @@ def test_the_default_search_follows_the_number_of_branches() -> None:
 )
 def test_impossible_options_of_the_algorithm(options: dict[str, Any], message: str) -> None:
     with pytest.raises(fm.ProblemError, match=message):
-        fm.ForkMerge(**options)
+        fm.ForkMerge(**{"mixtures": "mixed", **options})
 
 
 @pytest.mark.parametrize("algorithm", [fm.Joint, fm.SingleTask])

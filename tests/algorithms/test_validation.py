@@ -35,7 +35,7 @@ def test_the_search_reads_the_sub_sample_and_the_winner_is_confirmed_on_all() ->
 
     validation = fm.Evaluation(TensorDataset(*examples(24, 2)), minus_loss, predict)
     problem = shared_problem(validation=validation)
-    run = fit(fm.ForkMerge(interval=6, search_examples=7), problem, steps=6)
+    run = fit(fm.ForkMerge("mixed", interval=6, search_examples=7), problem, steps=6)
     # All examples: before training, two branches, a merged winner. Seven: two branches, four mixtures.
     merged = 0 < run.coefficients[0]["joint"] < 1
     assert seen.count(7) == 6
@@ -52,7 +52,7 @@ def test_every_round_draws_its_own() -> None:
         return minus_loss(predictions, targets)
 
     validation = fm.Evaluation(data, note, predict_target)
-    fit(fm.ForkMerge(interval=4, search_examples=7), shared_problem(validation=validation), steps=8)
+    fit(fm.ForkMerge("mixed", interval=4, search_examples=7), shared_problem(validation=validation), steps=8)
     assert len({tuple(labels) for labels in drawn if len(labels) == 7}) == 2
 
 

@@ -26,7 +26,14 @@ def test_the_recipes_own_forkmerge_is_measured_with_other_branches():
     reference = {"accuracy": 0.5, "loss": 1.0}
     options = {"bn": "recompute", "checkpoint": "best_in_interval", "validate_every": 3, "prune_to": 2}
     search = fm.Fixed((0.5, 0.5))
-    own = fm.ForkMerge(interval=3, search=search, reference=reference, refit=True, keep_branches=True, **options)
+    own = fm.ForkMerge(
+        interval=3,
+        search=search,
+        reference=reference,
+        refit=True,
+        keep_branches=True,
+        **{"mixtures": "mixed", **options},
+    )
     mine = replace(recipe(), algorithm=own)
     pair = transfer_runs.forkmerge(mine, "aux", 0.5)
     assert {name: getattr(pair, name) for name in options} == options
@@ -43,7 +50,9 @@ def test_the_recipes_own_forkmerge_is_measured_with_other_branches():
 
 def test_half_of_a_run_has_the_rates_of_the_whole_and_ends_with_its_last_weights():
     schedule = fm.SchedulerOf("CosineAnnealingLR", T_max="100%")
-    whole = replace(recipe(), options={"scheduler": schedule}, algorithm=fm.ForkMerge(interval=1, select="best"))
+    whole = replace(
+        recipe(), options={"scheduler": schedule}, algorithm=fm.ForkMerge("mixed", interval=1, select="best")
+    )
     half = transfer_runs.halfway(whole, 6)
     found = transfer_runs.fit_transfer_run(transfer_runs.TransferRun(recipe, 0), half)
     rest = {"model": whole.model, "optimizer": whole.optimizer, "seed": 0, "threads": 1}

@@ -37,7 +37,7 @@ def test_a_new_user_gets_from_nothing_to_an_exported_model(tmp_path: Path, monke
     assert "forkmerge run own_data:recipe" in written
     assert "my_problem" not in Path("own_data.py").read_text()
     quick = ("run", "own_data:recipe", "--steps", "20", "--set", "algorithm.interval=10")
-    assert "search 60" in invoke(*quick, "--dry-run").stdout
+    assert "search 40" in invoke(*quick, "--dry-run").stdout
     assert not Path("runs").exists()
     folder = "runs/own_data-forkmerge-seed0"
     shown = invoke(*quick).stdout
@@ -150,7 +150,7 @@ def test_an_interrupt_writes_a_checkpoint_after_the_step_and_the_resumed_run_has
         patch.setattr(tiny, "_on_step", stop_at(30, stop))
         cut = invoke("run", "tiny:recipe", "--out", "a cut", code=code)
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
-    position = "step 16 of 'alone', 12 of 'joint'"
+    position = "step 16 of 'alone', 12 of 'aux'"
     assert cut.stderr.splitlines()[-1] == (
         f"interrupted; the last checkpoint is at {position}. Continue with: forkmerge resume 'a cut'"
     )

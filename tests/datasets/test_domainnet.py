@@ -188,7 +188,7 @@ def test_a_small_network_trains_on_it(tmp_path: Path) -> None:
     write(tmp_path)
     problem = make(tmp_path, domains=("real", "sketch"))
     model = partial(small_classifier, {"real": 345, "sketch": 345}, width=4)
-    run = fm.ForkMerge(interval=2).fit(problem, model=model, optimizer=fm.OptimizerOf("SGD", lr=0.01), steps=2)
+    run = fm.ForkMerge("mixed", interval=2).fit(problem, model=model, optimizer=fm.OptimizerOf("SGD", lr=0.01), steps=2)
     assert 0 <= fm.measure(run.model, problem.evaluations("test")["sketch"])["accuracy"] <= 1
 
 

@@ -275,7 +275,7 @@ def image_problem(data: CachedImages) -> fm.Problem:
 def test_a_run_on_cached_images_is_the_run_on_their_tensors_with_any_workers(files: list[Path], cache: Path) -> None:
     data = CachedImages(files, torch.arange(COUNT) % 2, cache=cache)
     tensors = torch.utils.data.TensorDataset(*data.read_batch(torch.arange(COUNT)))
-    algorithm = fm.ForkMerge(interval=3, refit=True)
+    algorithm = fm.ForkMerge("mixed", interval=3, refit=True)
     options: dict[str, Any] = {"net": ImageNet, "steps": 6}
     first = fit(algorithm, image_problem(tensors), **options)  # type: ignore[arg-type]
     assert first.settings["training"]["channels_last"] is True

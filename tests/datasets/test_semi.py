@@ -28,7 +28,7 @@ class TestProblems:
         assert math.isfinite(run.score)
 
     def test_a_model_without_a_teacher_serves_the_other_tasks(self) -> None:
-        run = fm.ForkMerge(interval=2).fit(
+        run = fm.ForkMerge("mixed", interval=2).fit(
             splits().problem(["rotation"]), **options(model=partial(model, teacher=False), steps=4)
         )
         assert run.rounds

@@ -56,7 +56,7 @@ def test_frozen_parameters_are_counted_once_and_shared_by_workers_which_hold_a_s
     few, many = (estimate_run(recipe(fm.ForkMerge(m), model=model)) for m in ("mixed", "per_auxiliary"))
     assert few.memory["fixed"] == many.memory["fixed"] == fixed
     assert "workers" not in few.memory
-    two, three = (estimate_run(recipe(fm.ForkMerge(), model=model), workers=w).memory["workers"] for w in (2, 3))
+    two, three = (estimate_run(recipe(fm.ForkMerge("mixed"), model=model), workers=w).memory["workers"] for w in (2, 3))
     assert three - two > few.memory["branches"] / 2
     assert two == 2 * (three - two) + fixed
 
@@ -71,10 +71,10 @@ def wide_net(norm: nn.Module | None = None) -> nn.Module:
 @pytest.mark.parametrize(
     ("algorithm", "options"),
     [
-        (fm.ForkMerge(interval=3, keep_branches=True), {}),
+        (fm.ForkMerge("mixed", interval=3, keep_branches=True), {}),
         (fm.ForkMerge("per_auxiliary", interval=3, floor=True, optimizer_state="average"), {}),
-        (fm.ForkMerge(interval=4, checkpoint="best_so_far"), {}),
-        (fm.ForkMerge(interval=8), {"checkpoint_every": 3}),
+        (fm.ForkMerge("mixed", interval=4, checkpoint="best_so_far"), {}),
+        (fm.ForkMerge("mixed", interval=8), {"checkpoint_every": 3}),
     ],
     ids=["kept", "floor", "snapshots", "inside"],
 )

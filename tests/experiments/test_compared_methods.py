@@ -10,8 +10,8 @@ import forkmerge as fm
 from compare_problem import recipe
 from forkmerge.algorithms.branches.round_sizes import branch_count
 from forkmerge.algorithms.equal_compute import Averaged
+from forkmerge.experiments.compared.method_words import ABOUT
 from forkmerge.experiments.compared_methods import (
-    ABOUT,
     PAPER,
     compared_method_from,
     compared_methods_from,
@@ -24,7 +24,9 @@ from paths import ROOT
 
 
 def test_the_recipes_own_options_are_what_methods_have_in_common():
-    made = replace(recipe(), algorithm=fm.ForkMerge(interval=2, select="best", bn="recompute", search="binary"))
+    made = replace(
+        recipe(), algorithm=fm.ForkMerge("mixed", interval=2, select="best", bn="recompute", search="binary")
+    )
     built = {word: compared_method_from(word).algorithm(made, refit=False) for word in ("stl", "ew", "forkmerge-aux")}
     assert built["stl"] == fm.SingleTask(2, "best")
     assert built["ew"] == fm.Joint(interval=2, select="best")
@@ -128,7 +130,7 @@ def test_the_page_of_methods_lists_every_word():
 
 
 def test_averages_are_of_the_runs_that_the_word_names_with_the_recipes_policy_for_statistics():
-    made = replace(recipe(), algorithm=fm.ForkMerge(interval=2, select="best", bn="recompute", bn_batches=7))
+    made = replace(recipe(), algorithm=fm.ForkMerge("mixed", interval=2, select="best", bn="recompute", bn_batches=7))
     built = {
         word: compared_method_from(f"{word}-average:3").algorithm(made, refit=True)
         for word in ("stl", "posttrain", "joint-then-alone")
@@ -150,7 +152,7 @@ def test_options_of_what_is_averaged_can_be_set():
 
 
 def test_one_auxiliary_alone_and_weights_by_size_are_joint_training():
-    made = replace(recipe(), algorithm=fm.ForkMerge(interval=2, select="best"))
+    made = replace(recipe(), algorithm=fm.ForkMerge("mixed", interval=2, select="best"))
     target, first, *others = made.problem.tasks
     alone = compared_method_from(f"with:{first}")
     assert (alone.word, alone.label) == (f"with:{first}", f"with {first}")
@@ -189,9 +191,11 @@ def test_uniform_merges_take_every_option_of_the_branches(word):
 
 @pytest.mark.parametrize("options", [{"previous_merges": 1}, {"layer_groups": "modules"}])
 def test_uniform_merges_leave_out_what_is_searched(options):
-    made = replace(recipe(), algorithm=fm.ForkMerge(interval=2, tail=0.5, **options))
+    made = replace(recipe(), algorithm=fm.ForkMerge(interval=2, tail=0.5, **{"mixtures": "mixed", **options}))
     uniform = compared_method_from("forkmerge-uniform").algorithm(made, refit=False)
-    assert uniform == fm.ForkMerge(interval=2, tail=0.5, search=fm.Fixed(), previous_merges=None, layer_groups=None)
+    assert uniform == fm.ForkMerge(
+        "mixed", interval=2, tail=0.5, search=fm.Fixed(), previous_merges=None, layer_groups=None
+    )
     chosen = [replace(compared_method_from("forkmerge"), options=tuple(options.items()))]
     word = equal_compute_words(chosen, {m.word: 2 for m in chosen}, {m.word: "" for m in chosen})[0]
     assert compared_method_from(word).algorithm(recipe(), refit=False).search == fm.Fixed()

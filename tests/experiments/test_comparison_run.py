@@ -45,7 +45,7 @@ def by_hand(algorithm: fm.Algorithm, seed: int, target: str = "tgt", **options: 
 
 def test_runs_are_what_fit_gives_and_share_their_seed(tmp_path):
     found = {(o.method, o.target, o.seed): o for o in compared(tmp_path, targets="tgt,aux")}
-    algorithms = {"stl": fm.SingleTask(3), "ew": fm.Joint(interval=3), "forkmerge": fm.ForkMerge(interval=3)}
+    algorithms = {"stl": fm.SingleTask(3), "ew": fm.Joint(interval=3), "forkmerge": fm.ForkMerge("mixed", interval=3)}
     for (method, target, seed), outcome in found.items():
         alone = by_hand(algorithms[method], seed, target)
         with RunFolder.open(tmp_path / outcome.folder, lock=False) as store:

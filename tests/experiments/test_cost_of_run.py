@@ -56,26 +56,28 @@ class Examiner:
 
 GRID = {"search": fm.Grid(4), "interval": 5}
 EXACT = {
-    "grid": fm.ForkMerge(**GRID),
+    "grid": fm.ForkMerge(**{"mixtures": "mixed", **GRID}),
     "three branches": fm.ForkMerge("per_auxiliary", **GRID),
-    "binary": fm.ForkMerge(search="binary", interval=8),
+    "binary": fm.ForkMerge("mixed", search="binary", interval=8),
     "uniform": fm.ForkMerge("per_auxiliary", search="fixed"),
-    "floor": fm.ForkMerge(search="fixed", interval=5, floor=True),
+    "floor": fm.ForkMerge("mixed", search="fixed", interval=5, floor=True),
     "fixed, refit": fm.ForkMerge("per_auxiliary", search=fm.Fixed((0.5, 0.0, 0.5)), interval=5, refit=True),
     "uniform, refit": fm.ForkMerge("per_auxiliary", search="fixed", refit=True),
     "uniform, refit of the best": fm.ForkMerge("per_auxiliary", search="fixed", interval=22, refit=True, select="best"),
-    "snapshots": fm.ForkMerge(**GRID, checkpoint="best_so_far", validate_every=2),
-    "sub-sample": fm.ForkMerge(search=fm.Fixed((0.5, 0.5)), search_examples=6),
+    "snapshots": fm.ForkMerge(**{"mixtures": "mixed", **GRID}, checkpoint="best_so_far", validate_every=2),
+    "sub-sample": fm.ForkMerge("mixed", search=fm.Fixed((0.5, 0.5)), search_examples=6),
     "ranking runs": fm.ForkMerge(fm.NestedTopK(probe_steps=3), search="fixed", interval=5, floor=True),
     "rates": fm.ForkMerge("rates", search=fm.Grid(2), interval=8),
-    "tail": fm.ForkMerge(search="fixed", interval=5, tail=0.4),
-    "tail, floor": fm.ForkMerge(search="fixed", interval=5, tail=0.4, floor=True),
-    "tail without a fall, floor": fm.ForkMerge(search="fixed", interval=5, tail=0.4, tail_anneal="none", floor=True),
+    "tail": fm.ForkMerge("mixed", search="fixed", interval=5, tail=0.4),
+    "tail, floor": fm.ForkMerge("mixed", search="fixed", interval=5, tail=0.4, floor=True),
+    "tail without a fall, floor": fm.ForkMerge(
+        "mixed", search="fixed", interval=5, tail=0.4, tail_anneal="none", floor=True
+    ),
     "joint beside": fm.ForkMerge(fm.PerAuxiliary(joint="sampled"), search="fixed", interval=5, tail=0.4, refit=True),
     "in turns": fm.ForkMerge("per_auxiliary", search="fixed", interval=5, per_round=1),
     "in turns, floor": fm.ForkMerge(fm.PerAuxiliary(joint=True), search="fixed", interval=5, per_round=1, floor=True),
-    "means of iterates": fm.ForkMerge(search="fixed", interval=5, average_iterates=3),
-    "previous merge": fm.ForkMerge(search=fm.Grid(2), interval=8, previous_merges=1),
+    "means of iterates": fm.ForkMerge("mixed", search="fixed", interval=5, average_iterates=3),
+    "previous merge": fm.ForkMerge("mixed", search=fm.Grid(2), interval=8, previous_merges=1),
     "target alone": fm.SingleTask(),
     "target alone, best": fm.SingleTask(select="best", interval=4),
     "all labels": fm.SingleTask(refit=True),
@@ -120,13 +122,13 @@ def test_steps_and_validation_passes_are_those_of_the_run(name: str) -> None:
     "algorithm",
     [
         fm.ForkMerge("per_auxiliary", interval=5),
-        fm.ForkMerge(**GRID, refit=True),
+        fm.ForkMerge(**{"mixtures": "mixed", **GRID}, refit=True),
         fm.ForkMerge("per_auxiliary", interval=5, prune_to=2, prune_after=2, refit=True),
         fm.ForkMerge("per_auxiliary", interval=5, search_examples=6),
         fm.ForkMerge.authors_scripts(interval=5, refit=True),
         fm.ForkMerge("per_auxiliary", interval=3, per_round=1, refit=True),
         fm.ForkMerge("per_auxiliary", interval=3, previous_merges=2, average_iterates=2, refit=True),
-        fm.ForkMerge(interval=5, layer_groups="modules", refit=True),
+        fm.ForkMerge("mixed", interval=5, layer_groups="modules", refit=True),
     ],
     ids=["greedy", "refit", "pruned", "sub-sample", "scripts", "in turns", "free candidates", "layer groups"],
 )
@@ -151,7 +153,7 @@ def test_a_rule_takes_full_passes_of_all_candidates_of_uniform_coefficients_and_
 def test_several_metrics_cost_no_pass_more_although_they_need_a_reference() -> None:
     for checkpoint in ("last", "best_in_interval"):
         examiner = Examiner()
-        algorithm = fm.ForkMerge(**GRID, checkpoint=checkpoint)
+        algorithm = fm.ForkMerge(**{"mixtures": "mixed", **GRID}, checkpoint=checkpoint)
         made = recipe(algorithm, problem=shared_problem(metrics={"a": examiner, "b": minus_loss}))
         plan = estimate_run(made)
         assert plan.passes["total"] == pytest.approx(count_work(made, examiner)[1])
@@ -182,7 +184,9 @@ def test_the_time_is_that_of_the_second_step_and_of_one_batch_scaled(monkeypatch
     data = TensorDataset(*examples(24, 1))
     validation = fm.Evaluation(data, minus_loss, predict, batch_size=8)
     made = recipe(
-        fm.ForkMerge(**GRID), problem=fm.Problem("tgt", [fm.Stream(data, losses, TASKS, 8)], validation), steps=100
+        fm.ForkMerge(**{"mixtures": "mixed", **GRID}),
+        problem=fm.Problem("tgt", [fm.Stream(data, losses, TASKS, 8)], validation),
+        steps=100,
     )
     plan = estimate_run(made)
     assert [branch.seconds_per_step for branch in plan.branches] == [0.5, 1.5]
@@ -208,18 +212,18 @@ def test_the_sealed_test_split_is_not_read() -> None:
         raise AssertionError("the test split was read")
 
     problem = shared_problem(test=evaluation(metrics=refuse))
-    estimate_run(recipe(fm.ForkMerge(), problem=problem))
+    estimate_run(recipe(fm.ForkMerge("mixed"), problem=problem))
 
 
 def test_what_fit_refuses_a_dry_run_refuses() -> None:
     with pytest.raises(fm.ProblemError, match="steps must be a positive integer, got 0"):
-        estimate_run(recipe(fm.ForkMerge(), steps=0))
+        estimate_run(recipe(fm.ForkMerge("mixed"), steps=0))
     with pytest.raises(fm.ProblemError, match="must be a finite number ≥ 0"):
         estimate_run(recipe(fm.ForkMerge({"bad": {"tgt": -1.0}})))
     with pytest.raises(fm.ProblemError, match="search_by: "):
-        estimate_run(recipe(fm.ForkMerge(search_by="nl")))
+        estimate_run(recipe(fm.ForkMerge("mixed", search_by="nl")))
     with pytest.raises(fm.ProblemError, match="precision must be"):
-        estimate_run(recipe(fm.ForkMerge(), options={"precision": "int8"}))
+        estimate_run(recipe(fm.ForkMerge("mixed"), options={"precision": "int8"}))
 
 
 def printed(plan: RunCost) -> str:

@@ -53,7 +53,7 @@ def predict(model: nn.Module, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
 def recipe(model: Any = tiny) -> fm.Recipe:
     streams = [fm.Stream(sentences(16, seed), losses, task, 8) for seed, task in enumerate(("reviews", "news"))]
     problem = fm.Problem("reviews", streams, fm.Evaluation(sentences(16, 5), fm.accuracy, predict))
-    return fm.Recipe(problem, model, fm.OptimizerOf("AdamW", lr=1e-2), 4, fm.ForkMerge(interval=2))
+    return fm.Recipe(problem, model, fm.OptimizerOf("AdamW", lr=1e-2), 4, fm.ForkMerge("mixed", interval=2))
 
 
 @pytest.fixture(scope="module")

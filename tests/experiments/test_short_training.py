@@ -54,7 +54,7 @@ def test_a_rule_is_checked_with_the_metric_that_the_search_goes_by() -> None:
         return 0.5
 
     recipe = replace(RECIPE, problem=shared_problem(metrics={"flat": flat}))
-    rule = fm.ForkMerge(rule="one_standard_error")
+    rule = fm.ForkMerge("mixed", rule="one_standard_error")
     with short_training(recipe, replace(rule, search_by="nll").settings(recipe.problem), plain_net(), 0):
         pass
     with (

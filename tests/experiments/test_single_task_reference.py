@@ -47,11 +47,11 @@ def words(comparison: Comparison) -> list[str]:
         (fm.Joint(interval=10, select="best"), 10),
         (fm.PostTrain(select="best"), 20),
         (fm.WeightGrid(interval=50, select="best"), 50),
-        (fm.ForkMerge(interval=10), None),
-        (fm.ForkMerge(interval=10, select="best"), 10),
-        (fm.ForkMerge(interval=10, checkpoint="best_so_far"), 2),
-        (fm.ForkMerge(interval=10, checkpoint="best_in_interval", validate_every=5, select="best"), 5),
-        (fm.ForkMerge(interval=100, select="best"), None),  # the only look is at the last step
+        (fm.ForkMerge("mixed", interval=10), None),
+        (fm.ForkMerge("mixed", interval=10, select="best"), 10),
+        (fm.ForkMerge("mixed", interval=10, checkpoint="best_so_far"), 2),
+        (fm.ForkMerge("mixed", interval=10, checkpoint="best_in_interval", validate_every=5, select="best"), 5),
+        (fm.ForkMerge("mixed", interval=100, select="best"), None),  # the only look is at the last step
         (BestOf(fm.SingleTask(20, select="best"), 2), 20),
         (BestOf(fm.SingleTask(20), 2), None),
         (Averaged(fm.SingleTask(10, select="best"), 2), 10),

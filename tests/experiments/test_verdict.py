@@ -57,7 +57,7 @@ class TestReference:
         run = fit(FLOOR, folder=tmp_path / "run")
         again = fit(FLOOR, folder=tmp_path / "run", resume=True)
         assert_same_bits(again.reference, run.reference)
-        assert fit(fm.ForkMerge(interval=4)).reference is None
+        assert fit(fm.ForkMerge("mixed", interval=4)).reference is None
 
     def test_steps_are_counted_by_branch(self) -> None:
         assert fit(FLOOR).trained_steps == {"alone": 12, "aux": 12, "odd": 12, "floor": 8}
@@ -125,7 +125,7 @@ class TestInterval:
     def test_without_a_test_split_or_a_reference_there_is_none(self) -> None:
         assert give_verdict(fit(FLOOR), shared_problem()) is None
         problem = with_test(fm.accuracy)
-        assert give_verdict(fit(fm.ForkMerge(interval=4), problem), problem) is None
+        assert give_verdict(fit(fm.ForkMerge("mixed", interval=4), problem), problem) is None
 
 
 class TestWords:

@@ -96,6 +96,6 @@ class TestWholeBatches:
         runs = []
         for hide in (Opaque, lambda x: x):
             scored = Evaluation(hide(held_out), evaluation().metrics, evaluation().predict, batch_size=10)
-            algorithm = fm.ForkMerge(interval=4, refit=True)
+            algorithm = fm.ForkMerge("mixed", interval=4, refit=True)
             runs.append(fit(algorithm, shared_problem(hide(dataset), validation=scored), noisy_net))
         assert_same_run(*runs)

@@ -82,7 +82,7 @@ class OneByOne(Dataset[Any]):
 
 def test_where_labels_are_read_one_by_one_the_error_at_the_step_names_stream_example_and_label() -> None:
     with pytest.raises(IndexError, match="Target 7 is out of bounds") as caught:
-        fit(fm.ForkMerge(interval=4), shared_problem(OneByOne()))
+        fit(fm.ForkMerge("mixed", interval=4), shared_problem(OneByOne()))
     text = "\n".join(facts_of(caught.value))
     assert "stream 'all'" in text
     assert "example 41 has the label 7" in text

@@ -63,7 +63,9 @@ def fit(losses: Any, **options: Any) -> fm.Run:
     streams = [fm.Stream(Sentences(24, seed), losses, task, 8) for seed, task in enumerate(("reviews", "news"))]
     problem = fm.Problem("reviews", streams, fm.Evaluation(Sentences(20, 5), {"nll": fm.nll}, **options))
     optimizer = fm.OptimizerOf("AdamW", lr=1e-2)
-    return fm.ForkMerge(interval=2).fit(problem, model=bert, optimizer=optimizer, steps=4, threads=1, progress=False)
+    return fm.ForkMerge("mixed", interval=2).fit(
+        problem, model=bert, optimizer=optimizer, steps=4, threads=1, progress=False
+    )
 
 
 def test_a_run_on_dicts_without_adapters_has_the_bits_of_one_with_functions_written_for_them() -> None:

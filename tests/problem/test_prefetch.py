@@ -56,7 +56,7 @@ class TestReadAhead:
 
         problem = fm.Problem("tgt", [Stream(Columnar(), losses, ["tgt", "aux", "odd"], 8)], evaluation())
         with pytest.raises(ending):
-            fit(fm.ForkMerge(interval=10), problem)
+            fit(fm.ForkMerge("mixed", interval=10), problem)
         assert seen == [1]
         assert not own_threads()
 
@@ -69,7 +69,7 @@ class TestReadAhead:
         held_out = Columnar(24, 2)
         scored = Evaluation(held_out, evaluation().metrics, evaluation().predict, batch_size=7)
         data = Columnar()
-        algorithm = fm.ForkMerge(interval=4, bn="recompute", bn_batches=3)
+        algorithm = fm.ForkMerge("mixed", interval=4, bn="recompute", bn_batches=3)
         ahead_run = fit(algorithm, shared_problem(data, validation=scored), noisy_net)
         plain = evaluation(batch_size=7)
         plain_run = fit(algorithm, shared_problem(validation=plain), noisy_net)

@@ -69,4 +69,4 @@ def test_what_cannot_be_searched_by_is_refused() -> None:
 
 def test_a_name_that_is_no_metric_is_refused_when_a_run_starts() -> None:
     with pytest.raises(fm.ProblemError, match="search_by must be"):
-        fm.ForkMerge(search_by=3)
+        fm.ForkMerge("mixed", search_by=3)

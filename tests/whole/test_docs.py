@@ -95,7 +95,7 @@ def test_toml_snippets_of_a_page_have_known_keys_only(page):
         compared_methods_from(",".join(options_from(settings.pop("compare", {})).methods))
         assert set(settings) <= set(_KEYS)
         assert set(settings.get("training", {})) <= set(_TRAINING)
-        forkmerge.experiments.recipe.algorithm_from(settings.get("algorithm", {}), forkmerge.ForkMerge())
+        forkmerge.experiments.recipe.algorithm_from(settings.get("algorithm", {}), forkmerge.ForkMerge("mixed"))
 
 
 def test_links_of_pages_lead_somewhere():

@@ -36,7 +36,7 @@ def test_the_bits_depend_neither_on_processes_nor_on_being_resumed(
     if metric is None and "rule" in options:
         options = {"search": fm.Sums((0.5,), (1.5,)), "optimizer_state": "average"}
     problem = shared_problem(metrics=metric) if metric else shared_problem()
-    algorithm = fm.ForkMerge(interval=4, refit=True, layer_groups=GROUPS, **options)
+    algorithm = fm.ForkMerge(interval=4, refit=True, layer_groups=GROUPS, **{"mixtures": "mixed", **options})
     whole = fit(algorithm, problem, noisy_net)
     assert any(r.groups for r in whole.rounds)
     if metric is None and "search" in options:
@@ -49,7 +49,7 @@ def test_the_bits_depend_neither_on_processes_nor_on_being_resumed(
 
 
 def test_coefficients_and_relevance_are_means_and_records_come_back() -> None:
-    run = fit(fm.ForkMerge(interval=5, layer_groups=GROUPS), net=noisy_net, seed=1, steps=5)
+    run = fit(fm.ForkMerge("mixed", interval=5, layer_groups=GROUPS), net=noisy_net, seed=1, steps=5)
     sizes = {
         "lower": sum(p.numel() for p in run.model.body[0].parameters()),
         "head": sum(p.numel() for p in run.model.heads["tgt"].parameters()),
@@ -75,7 +75,7 @@ def test_the_rule_that_prefers_uniform_coefficients_does_so_in_every_group() -> 
 
 
 def test_doubt_falls_back_on_the_target_alone_in_all_groups() -> None:
-    algorithm = fm.ForkMerge(interval=4, layer_groups=GROUPS, confidence=0.999)
+    algorithm = fm.ForkMerge("mixed", interval=4, layer_groups=GROUPS, confidence=0.999)
     run = fit(algorithm, shared_problem(metrics=fm.accuracy), noisy_net)
     doubted = [r for r in run.rounds if r.certainty is not None and r.certainty < 0.999]
     assert doubted
@@ -89,6 +89,6 @@ def test_with_one_branch_there_is_nothing_to_group() -> None:
 
 def test_what_cannot_be_is_refused_before_training() -> None:
     with pytest.raises(fm.ProblemError, match="layer_groups is for coefficients that are searched"):
-        fm.ForkMerge(search="fixed", layer_groups="modules")
+        fm.ForkMerge("mixed", search="fixed", layer_groups="modules")
     with pytest.raises(fm.ProblemError, match="names 'encoder', which has no trainable parameter"):
-        fit(fm.ForkMerge(layer_groups={"encoder": "encoder"}))
+        fit(fm.ForkMerge("mixed", layer_groups={"encoder": "encoder"}))

@@ -69,7 +69,7 @@ def test_the_bits_depend_neither_on_processes_nor_on_being_resumed(
 @pytest.mark.parametrize("policy", ["keep", "average", "reset"])
 def test_a_run_that_always_stays_returns_the_first_weights(policy: str) -> None:
     first = fit(fm.SingleTask(), steps=1, optimizer=fm.OptimizerOf("SGD", lr=0.0))
-    algorithm = fm.ForkMerge(search=Stays(), interval=3, previous_merges=1, optimizer_state=policy, refit=True)
+    algorithm = fm.ForkMerge("mixed", search=Stays(), interval=3, previous_merges=1, optimizer_state=policy, refit=True)
     run = fit(algorithm, shared_problem(metrics=the_same), steps=9)
     assert_same_bits(run, first)
     assert all(r.coefficients == {"alone": 0.0, "joint": 0.0, LAST: 1.0} for r in run.rounds)
@@ -122,7 +122,7 @@ def test_rules_prefer_uniform_coefficients_of_branches(rule: str) -> None:
 
 def test_a_kept_round_cannot_be_asked_again(tmp_path: Path) -> None:
     for options in ({"previous_merges": 1}, {"layer_groups": "modules"}):
-        algorithm = fm.ForkMerge(interval=4, keep_branches=True, **options)
+        algorithm = fm.ForkMerge(interval=4, keep_branches=True, **{"mixtures": "mixed", **options})
         recipe = fm.Recipe(shared_problem(metrics=fm.nll), noisy_net, SGD, 4, algorithm, {"threads": 1})
         folder = tmp_path / next(iter(options))
         recipe.fit(folder=folder)
@@ -137,8 +137,8 @@ def test_what_cannot_be_is_refused() -> None:
         ({"average_iterates": 1}, "average_iterates must be at least 2"),
     ):
         with pytest.raises(fm.ProblemError, match=message):
-            fm.ForkMerge(**options)
+            fm.ForkMerge(**{"mixtures": "mixed", **options})
     with pytest.raises(fm.ProblemError, match="the binary search merges two branches, got 3"):
-        fit(fm.ForkMerge(search="binary", previous_merges=1))
+        fit(fm.ForkMerge("mixed", search="binary", previous_merges=1))
     with pytest.raises(fm.ProblemError, match="a branch is called 'previous merge'"):
         fit(fm.ForkMerge({LAST: {"tgt": 1.0}, "b": {"tgt": 1.0, "aux": 1.0}}, previous_merges=1))

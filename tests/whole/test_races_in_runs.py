@@ -55,8 +55,8 @@ def problem(metrics: Any = fm.nll, dataset: Any = None, **options: Any) -> fm.Pr
 
 ALGORITHMS: dict[str, fm.Algorithm] = {
     "greedy": fm.ForkMerge("per_auxiliary", interval=4),
-    "grid": fm.ForkMerge(interval=4, search=fm.Grid(10)),
-    "binary": fm.ForkMerge(interval=4, search="binary"),
+    "grid": fm.ForkMerge("mixed", interval=4, search=fm.Grid(10)),
+    "binary": fm.ForkMerge("mixed", interval=4, search="binary"),
     "sub-sample": fm.ForkMerge("per_auxiliary", interval=4, search_examples=37),
     "recompute": fm.ForkMerge("per_auxiliary", interval=4, bn="recompute", bn_batches=2),
     "snapshots": fm.ForkMerge("per_auxiliary", interval=4, checkpoint="best_so_far", validate_every=2, select="best"),
@@ -120,7 +120,7 @@ class TestInARun:
         assert not mixed.rounds[0].examples
 
     def test_a_metric_used_against_its_direction_takes_full_passes(self) -> None:
-        run = fit(fm.ForkMerge(interval=6), problem(fm.nll, higher_is_better={"nll": True}))
+        run = fit(fm.ForkMerge("mixed", interval=6), problem(fm.nll, higher_is_better={"nll": True}))
         assert not run.rounds[0].examples
 
     def test_predictions_that_are_not_by_example_take_full_passes(self) -> None:
@@ -158,7 +158,7 @@ class TestInARun:
         data = TensorDataset(*examples(40, 2))
         for metric, passes in ((fm.accuracy, 1), (lambda p, t: fm.accuracy(p, t), 4)):
             validation = fm.Evaluation(data, metric, predict, batch_size=40)
-            algorithm = fm.ForkMerge(interval=6, checkpoint=checkpoint)
+            algorithm = fm.ForkMerge("mixed", interval=6, checkpoint=checkpoint)
             seen.clear()
             run = fit(algorithm, shared_problem(validation=validation), steps=6)
             ranked = 1 + 2 * (1 if checkpoint == "last" else 6 // algorithm.settings(problem()).validate_every_of(6))

@@ -76,9 +76,12 @@ def test_uniform_coefficients_win_where_nothing_tells_branches_apart() -> None:
 def test_confidence_asks_about_what_the_rule_has_chosen(rule: str) -> None:
     options = {"mixtures": "per_auxiliary", "interval": 4, "rule": rule}
     problem = shared_problem(metrics=fm.nll)
-    plain, easy = fit(fm.ForkMerge(**options), problem), fit(fm.ForkMerge(**options, confidence=0.001), problem)
+    plain, easy = (
+        fit(fm.ForkMerge(**{"mixtures": "mixed", **options}), problem),
+        fit(fm.ForkMerge(**{"mixtures": "mixed", **options}, confidence=0.001), problem),
+    )
     assert_same_bits(plain, easy)
-    sure = fit(fm.ForkMerge(**options, confidence=0.999999), problem)
+    sure = fit(fm.ForkMerge(**{"mixtures": "mixed", **options}, confidence=0.999999), problem)
     first = sure.searched[0]
     assert first.certainty == easy.searched[0].certainty
     assert first.certainty is None or first.coefficients["alone"] == 1.0
@@ -108,15 +111,15 @@ def test_processes_have_the_same_bits() -> None:
 def test_a_search_that_costs_more_than_a_tenth_of_training_is_noted() -> None:
     problem = shared_problem(metrics=fm.nll)
     for rule in RULES:
-        (note,) = (n for n in fit(fm.ForkMerge(interval=4, rule=rule), problem).notes if "of training" in n)
+        (note,) = (n for n in fit(fm.ForkMerge("mixed", interval=4, rule=rule), problem).notes if "of training" in n)
         assert rule in note
         assert "24 validation examples for each of up to 5 candidates" in note
         assert "a longer interval" in note
-    few = fit(fm.ForkMerge(interval=25, rule="bagged"), problem, steps=25).notes
+    few = fit(fm.ForkMerge("mixed", interval=25, rule="bagged"), problem, steps=25).notes
     assert any("search_examples=14 makes it 10%" in note for note in few)
-    smaller = fm.ForkMerge(interval=25, rule="bagged", search_examples=14)
+    smaller = fm.ForkMerge("mixed", interval=25, rule="bagged", search_examples=14)
     assert not any("of training" in note for note in fit(smaller, problem, steps=25).notes)
-    assert not any("of training" in note for note in fit(fm.ForkMerge(interval=4), problem).notes)
+    assert not any("of training" in note for note in fit(fm.ForkMerge("mixed", interval=4), problem).notes)
 
 
 class TestRefused:
@@ -129,9 +132,9 @@ class TestRefused:
 
     def test_metrics_that_do_not_add_up(self, monkeypatch: Any) -> None:
         for rule in RULES:
-            self.refuse(monkeypatch, f"rule='{rule}' compares.*metrics that add up", fm.ForkMerge(rule=rule))
+            self.refuse(monkeypatch, f"rule='{rule}' compares.*metrics that add up", fm.ForkMerge("mixed", rule=rule))
         turned = shared_problem(validation=evaluation(metrics=fm.nll, higher_is_better={"nll": True}))
-        self.refuse(monkeypatch, "metrics that add up", fm.ForkMerge(rule="bagged"), turned)
+        self.refuse(monkeypatch, "metrics that add up", fm.ForkMerge("mixed", rule="bagged"), turned)
 
     def test_predictions_that_do_not_belong_to_single_examples(self, monkeypatch: Any) -> None:
         def some(model: Any, batch: Any) -> Any:
@@ -140,19 +143,19 @@ class TestRefused:
 
         data = evaluation(metrics=fm.nll)
         dropping = shared_problem(validation=fm.Evaluation(data.dataset, fm.nll, some))
-        for algorithm in (fm.ForkMerge(rule="bagged"), fm.ForkMerge(confidence=0.9)):
+        for algorithm in (fm.ForkMerge("mixed", rule="bagged"), fm.ForkMerge("mixed", confidence=0.9)):
             self.refuse(monkeypatch, "metrics that add up", algorithm, dropping)
 
     def test_fixed_coefficients(self, monkeypatch: Any) -> None:
-        algorithm = fm.ForkMerge(rule="bagged", search="fixed")
+        algorithm = fm.ForkMerge("mixed", rule="bagged", search="fixed")
         self.refuse(monkeypatch, "fixed coefficients are not searched", algorithm, shared_problem(metrics=fm.nll))
 
     def test_a_rule_that_there_is_not(self) -> None:
         with pytest.raises(fm.ProblemError, match="rule must be one of argmax, one_standard_error, bagged"):
-            fm.ForkMerge(rule="mean")
+            fm.ForkMerge("mixed", rule="mean")
 
     def test_a_replay_by_a_metric_that_does_not_add_up(self, tmp_path: Path) -> None:
-        algorithm = fm.ForkMerge(interval=4, keep_branches=True)
+        algorithm = fm.ForkMerge("mixed", interval=4, keep_branches=True)
         recipe = fm.Recipe(shared_problem(), noisy_net, SGD, 4, algorithm, {"threads": 1})
         recipe.fit(folder=tmp_path / "run")
         saved = replayed_search.open_round(tmp_path / "run", recipe, 1)

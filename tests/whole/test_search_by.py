@@ -41,8 +41,8 @@ def coefficients(run: Run) -> list[dict[str, float]]:
 def test_a_run_has_the_bits_of_one_whose_only_metric_is_the_search_s(policy: str, own: Any) -> None:
     """The twin: the same run, reported in the metric that this one searches by."""
     options = {"interval": 4, **POLICIES[policy]}
-    run = fit(fm.ForkMerge(**options, search_by="nll"), shared_problem(metrics=own), noisy_net)
-    twin = fit(fm.ForkMerge(**options), shared_problem(metrics=fm.nll), noisy_net)
+    run = fit(fm.ForkMerge(**{"mixtures": "mixed", **options}, search_by="nll"), shared_problem(metrics=own), noisy_net)
+    twin = fit(fm.ForkMerge(**{"mixtures": "mixed", **options}), shared_problem(metrics=fm.nll), noisy_net)
     assert_same_bits(run, twin)
     assert coefficients(run) == coefficients(twin)
     for finished, other in zip(run.searched, twin.searched, strict=True):
@@ -68,7 +68,7 @@ def test_scores_and_metrics_are_the_target_s_own(own: Any) -> None:
 def test_the_best_merge_is_the_best_by_the_search_s_metric_and_reported_in_the_target_s() -> None:
     problem = shared_problem(metrics=fm.accuracy)
     for seed in range(3):
-        run = fit(fm.ForkMerge(interval=2, select="best", search_by="nll"), problem, noisy_net, seed=seed)
+        run = fit(fm.ForkMerge("mixed", interval=2, select="best", search_by="nll"), problem, noisy_net, seed=seed)
         best = max(run.searched, key=lambda finished: finished.search_score)
         assert (run.score, run.last_step) == (best.score, best.end)
         assert fm.measure(run.model, problem.target_validation) == pytest.approx(run.metrics)
@@ -78,7 +78,7 @@ def test_the_floor_keeps_its_promise_in_the_target_s_own_metric() -> None:
     """Turned round, the own metric is best where the search's is worst: the floor is then returned."""
     losing = {"loss": fm.nll}
     turned = shared_problem(validation=evaluation(metrics=losing, higher_is_better={"loss": True}))
-    algorithm = fm.ForkMerge(interval=4, floor=True, search_by=fm.accuracy)
+    algorithm = fm.ForkMerge("mixed", interval=4, floor=True, search_by=fm.accuracy)
     run = fit(algorithm, turned, noisy_net)
     last = run.searched[-1]
     alone = fit(fm.SingleTask(interval=4), shared_problem(metrics=fm.nll), noisy_net)
@@ -89,8 +89,8 @@ def test_the_floor_keeps_its_promise_in_the_target_s_own_metric() -> None:
 
 def test_a_metric_of_the_target_may_be_named_and_several_are_still_compared_with_the_first_round() -> None:
     problem = shared_problem(metrics={"accuracy": fm.accuracy, "loss": fm.nll})
-    run = fit(fm.ForkMerge(interval=4, search_by="loss"), problem, noisy_net)
-    assert_same_bits(run, fit(fm.ForkMerge(interval=4), shared_problem(metrics=fm.nll), noisy_net))
+    run = fit(fm.ForkMerge("mixed", interval=4, search_by="loss"), problem, noisy_net)
+    assert_same_bits(run, fit(fm.ForkMerge("mixed", interval=4), shared_problem(metrics=fm.nll), noisy_net))
     assert run.rounds[0].branches["alone"].score == 0
     assert set(run.metrics) == {"accuracy", "loss"}
 

@@ -144,7 +144,7 @@ class TestRuns:
         assert_same_bits(sums, greedy)
 
     def test_a_kept_round_cannot_be_asked_again(self, tmp_path: Path) -> None:
-        algorithm = fm.ForkMerge(interval=4, search="sums", keep_branches=True)
+        algorithm = fm.ForkMerge("mixed", interval=4, search="sums", keep_branches=True)
         recipe = fm.Recipe(shared_problem(metrics=fm.nll), noisy_net, SGD, 4, algorithm, {"threads": 1})
         recipe.fit(folder=tmp_path / "run")
         with pytest.raises(fm.StoreError, match="cannot be asked again"):

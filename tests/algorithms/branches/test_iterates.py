@@ -90,11 +90,11 @@ def test_a_refit_enters_the_means_that_the_search_took() -> None:
 
 
 def test_fixed_coefficients_take_means_too_and_search_before_a_refit() -> None:
-    fixed = fm.ForkMerge(interval=6, search="fixed", average_iterates=3, refit=True)
+    fixed = fm.ForkMerge("mixed", interval=6, search="fixed", average_iterates=3, refit=True)
     run = fit(fixed, net=noisy_net)
     assert run.searched
     assert any(branch.averaged for r in run.searched for branch in r.branches.values())
-    without = fit(fm.ForkMerge(interval=6, search="fixed", refit=True), net=noisy_net)
+    without = fit(fm.ForkMerge("mixed", interval=6, search="fixed", refit=True), net=noisy_net)
     assert_other_bits(run, without)
 
 
@@ -107,5 +107,7 @@ def test_a_diverged_branch_has_no_mean_that_could_enter() -> None:
 
 
 def test_rounds_too_short_for_two_iterates_have_none() -> None:
-    plain, short = (fit(fm.ForkMerge(interval=2, average_iterates=n), shared_problem(), steps=4) for n in (None, 4))
+    plain, short = (
+        fit(fm.ForkMerge("mixed", interval=2, average_iterates=n), shared_problem(), steps=4) for n in (None, 4)
+    )
     assert_same_bits(plain, short)

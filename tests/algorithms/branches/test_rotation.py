@@ -39,7 +39,7 @@ def test_branches_with_no_auxiliary_or_with_all_do_not_take_turns():
     rotation = Rotation([Mixture(name, weights) for name, weights in MANY.items()], ("aux", "odd"), 2)
     assert rotation.turning == TURNING
     assert [mixture.name for mixture in rotation.first()] == ["alone", "aux", "odd", "joint"]
-    for two in (fm.ForkMerge(per_round=1), fm.ForkMerge(MANY, per_round=4), fm.ForkMerge(MANY)):
+    for two in (fm.ForkMerge("mixed", per_round=1), fm.ForkMerge(MANY, per_round=4), fm.ForkMerge(MANY)):
         assert two.rotation(shared_problem()).turning == []
 
 

@@ -15,7 +15,7 @@ from problems import shared_problem
     [
         (fm.SingleTask(), 1),
         (fm.Joint(), 1),
-        (fm.ForkMerge(), 2),
+        (fm.ForkMerge("mixed"), 2),
         (fm.ForkMerge("per_auxiliary"), 3),
         (fm.ForkMerge(fm.NestedTopK(probe_steps=3, sizes=(1,))), 2),
         (BestOf(fm.SingleTask(), 4), 4),

@@ -41,7 +41,7 @@ def test_every_target_has_the_run_that_it_would_have_alone_and_the_common_branch
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     problem = two_targets(shared_problem())
-    algorithm = fm.ForkMerge(interval=4, refit=True)
+    algorithm = fm.ForkMerge("mixed", interval=4, refit=True)
     options = {"optimizer": ADAM, "steps": 8, "threads": 1}
     with counting_steps(monkeypatch) as apart:
         alone = {name: fit(algorithm, problem.with_target(name), **OPTIONS) for name in ("tgt", "aux")}
@@ -72,24 +72,26 @@ def test_what_depends_on_the_target_is_not_shared(problem: fm.Problem, training:
     problem = two_targets(problem)
     for target in ("tgt", "aux"):
         on = problem.with_target(target)
-        mine = fit(fm.ForkMerge(interval=4), on, **OPTIONS, shared=states, **training)
-        assert_same_run(mine, fit(fm.ForkMerge(interval=4), on, **OPTIONS, **training))
+        mine = fit(fm.ForkMerge("mixed", interval=4), on, **OPTIONS, shared=states, **training)
+        assert_same_run(mine, fit(fm.ForkMerge("mixed", interval=4), on, **OPTIONS, **training))
     assert len(states._values) == 4 - shared, "two branches of each target, but for what both have"
 
 
 def test_other_algorithms_take_what_is_the_same_for_them_and_a_method_nothing() -> None:
     states = SharedStore()
-    fit(fm.ForkMerge(interval=4, tail=0.5), **OPTIONS, shared=states)
+    fit(fm.ForkMerge("mixed", interval=4, tail=0.5), **OPTIONS, shared=states)
     assert len(states._values) == 2, "up to the tail"
     for algorithm, more in ((fm.SingleTask(interval=2), 0), (fm.SingleTask(interval=4), 1), (fm.Joint(interval=2), 0)):
         before = len(states._values)
         assert_same_run(fit(algorithm, **OPTIONS, shared=states), fit(algorithm, **OPTIONS))
         assert len(states._values) == before + more
     before = len(states._values)
-    for algorithm in (fm.Joint(method="PCGrad"), fm.ForkMerge(interval=4, checkpoint="best_in_interval")):
+    for algorithm in (fm.Joint(method="PCGrad"), fm.ForkMerge("mixed", interval=4, checkpoint="best_in_interval")):
         assert_same_run(fit(algorithm, **OPTIONS, shared=states), fit(algorithm, **OPTIONS))
     other = {**OPTIONS, "seed": 1}
-    assert_same_run(fit(fm.ForkMerge(interval=4), **other, shared=states), fit(fm.ForkMerge(interval=4), **other))
+    assert_same_run(
+        fit(fm.ForkMerge("mixed", interval=4), **other, shared=states), fit(fm.ForkMerge("mixed", interval=4), **other)
+    )
     assert len(states._values) == before + 2, "of the other seed"
 
 

@@ -40,10 +40,10 @@ class TestSteps:
     def test_the_tail_is_a_rounded_share_and_never_the_whole_round(
         self, tail: float, steps: int, expected: int
     ) -> None:
-        assert fm.ForkMerge(tail=tail).tail_steps(steps) == expected
+        assert fm.ForkMerge("mixed", tail=tail).tail_steps(steps) == expected
 
     def test_without_the_option_there_is_none(self) -> None:
-        steps = RoundSteps.of(fm.ForkMerge(), Phase.SEARCH, "tgt", 4, 8)
+        steps = RoundSteps.of(fm.ForkMerge("mixed"), Phase.SEARCH, "tgt", 4, 8)
         segment = steps.segment(fm.Mixture("joint", JOINT), 4, 8)
         assert (segment.steps, segment.anneal, segment.mixture.task_weights) == (4, None, JOINT)
 
@@ -54,11 +54,11 @@ class TestSteps:
     @pytest.mark.parametrize("tail", [0, 1, -0.5, 1.5, True, "half", float("nan")])
     def test_a_share_that_is_none_is_refused(self, tail: Any) -> None:
         with pytest.raises(fm.ProblemError, match="tail must be a share of a round's steps"):
-            fm.ForkMerge(tail=tail)
+            fm.ForkMerge("mixed", tail=tail)
 
     def test_an_unknown_fall_is_refused(self) -> None:
         with pytest.raises(fm.ProblemError, match="tail_anneal must be one of linear, none"):
-            fm.ForkMerge(tail=0.5, tail_anneal="cosine")  # type: ignore[arg-type]
+            fm.ForkMerge("mixed", tail=0.5, tail_anneal="cosine")  # type: ignore[arg-type]
 
 
 class TestTheSameAsAPlainLoop:
@@ -67,7 +67,12 @@ class TestTheSameAsAPlainLoop:
     @pytest.mark.parametrize("net", [plain_net, noisy_net])
     def test_rounds_of_two_branches(self, anneal: Any, scheduler: Any, net: Any) -> None:
         options: dict[str, Any] = {"interval": 5, "tail": 0.4, "tail_anneal": anneal}
-        run = fit(fm.ForkMerge(search=fm.Fixed((0.25, 0.75)), **options), net=net, steps=12, scheduler=scheduler)
+        run = fit(
+            fm.ForkMerge(search=fm.Fixed((0.25, 0.75)), **{"mixtures": "mixed", **options}),
+            net=net,
+            steps=12,
+            scheduler=scheduler,
+        )
         shares = [{"alone": 0.25, "joint": 0.75}] * 3
         twin = naive_branches(
             net, SGD, TWO, shares, steps=12, interval=5, tail=0.4, anneals=anneal == "linear", scheduler=scheduler
@@ -80,7 +85,7 @@ class TestTheSameAsAPlainLoop:
         assert_same_bits(run, fit(fm.SingleTask(), steps=12, scheduler=fall))
 
     def test_a_refit_replays_it(self) -> None:
-        run = fit(fm.ForkMerge(search=fm.Fixed((0.25, 0.75)), interval=5, tail=0.4, refit=True), steps=12)
+        run = fit(fm.ForkMerge("mixed", search=fm.Fixed((0.25, 0.75)), interval=5, tail=0.4, refit=True), steps=12)
         data = tuple(torch.cat(pair) for pair in zip(examples(16, 1), examples(24, 2), strict=True))
         twin = naive_branches(
             plain_net,
@@ -123,13 +128,13 @@ class TestWhatIsTrained:
                 assert set(branch.losses) == {"tgt", *([name] if name != "alone" else [])}
 
     def test_the_paper_and_the_default_have_none(self) -> None:
-        assert fm.ForkMerge().tail is None
+        assert fm.ForkMerge("mixed").tail is None
         assert fm.ForkMerge.paper().tail is None
-        assert_other_bits(fit(fm.ForkMerge(interval=6)), fit(fm.ForkMerge(interval=6, tail=0.5)))
+        assert_other_bits(fit(fm.ForkMerge("mixed", interval=6)), fit(fm.ForkMerge("mixed", interval=6, tail=0.5)))
 
     @pytest.mark.parametrize(("anneal", "shares"), [("none", True), ("linear", False)])
     def test_the_floor_is_plain_single_task_training(self, anneal: Any, shares: bool) -> None:
-        algorithm = fm.ForkMerge(search="fixed", interval=4, tail=0.5, tail_anneal=anneal, floor=True)
+        algorithm = fm.ForkMerge("mixed", search="fixed", interval=4, tail=0.5, tail_anneal=anneal, floor=True)
         run = fit(algorithm, steps=8)
         assert run.reference is not None
         assert_same_bits(run.reference, fit(fm.SingleTask(), steps=8))
@@ -154,6 +159,6 @@ class TestResuming:
             assert_same_run(self.go(folder=folder, checkpoint_every=1, resume=True), whole)
 
     def test_a_folder_says_which_tail_it_was_started_with(self, tmp_path: Path) -> None:
-        fit(fm.ForkMerge(interval=6, tail=0.5), folder=tmp_path / "run", steps=6)
+        fit(fm.ForkMerge("mixed", interval=6, tail=0.5), folder=tmp_path / "run", steps=6)
         with pytest.raises(fm.StoreError, match=r"algorithm.tail was 0.5 and is 0.25 now"):
-            fit(fm.ForkMerge(interval=6, tail=0.25), folder=tmp_path / "run", steps=6, resume=True)
+            fit(fm.ForkMerge("mixed", interval=6, tail=0.25), folder=tmp_path / "run", steps=6, resume=True)

@@ -117,7 +117,7 @@ def test_a_resumed_run_goes_on_from_its_checkpoint_and_repeats_nothing_before(co
 
 def test_a_run_that_has_ended_says_only_that(tmp_path: Path) -> None:
     fit(folder=tmp_path / "run")
-    (event,) = events_of(fm.ForkMerge(interval=4), folder=tmp_path / "run", resume=True)
+    (event,) = events_of(fm.ForkMerge("mixed", interval=4), folder=tmp_path / "run", resume=True)
     assert isinstance(event, RunFinished)
 
 

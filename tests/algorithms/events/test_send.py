@@ -18,7 +18,9 @@ def careless(event: Event) -> None:
         raise KeyError("a mistake of the user's own")
 
 
-@pytest.mark.parametrize("algorithm", [fm.ForkMerge(interval=4), fm.PostTrain(), fm.WeightGrid(values=(1.0, 2.0))])
+@pytest.mark.parametrize(
+    "algorithm", [fm.ForkMerge("mixed", interval=4), fm.PostTrain(), fm.WeightGrid(values=(1.0, 2.0))]
+)
 def test_an_error_in_a_callback_keeps_its_type_and_says_where_it_came_from(algorithm: fm.Algorithm) -> None:
     with pytest.raises(KeyError, match="a mistake of the user's own") as raised:
         fit(algorithm, on_event=careless)
@@ -36,7 +38,7 @@ def test_the_run_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_called_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    for algorithm in (fm.ForkMerge(interval=4), fm.PostTrain()):
+    for algorithm in (fm.ForkMerge("mixed", interval=4), fm.PostTrain()):
         with pytest.raises(fm.ProblemError, match="on_event must be a function of one event, got 3"):
             fit(algorithm, folder=tmp_path / "run", on_event=3)
         assert not (tmp_path / "run").exists()

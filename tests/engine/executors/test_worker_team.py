@@ -39,7 +39,7 @@ def test_an_exception_in_a_worker_arrives_with_its_traceback() -> None:
     stream = fm.Stream(TensorDataset(*examples(16, 1)), raising, TASKS, 8)
     problem = fm.Problem("tgt", stream, evaluation())
     with pytest.raises(WorkerError, match=r"(?s)Traceback.*TwoArguments: label out of range"):
-        fm.ForkMerge().fit(problem, model=plain_net, optimizer=SGD, steps=4, workers=2, threads=1)
+        fm.ForkMerge("mixed").fit(problem, model=plain_net, optimizer=SGD, steps=4, workers=2, threads=1)
 
 
 def end_at_once(index: int) -> Any:
@@ -184,7 +184,9 @@ class TestStartingFewer:
 
         monkeypatch.setattr(worker_team.Worker, "__init__", first_only)
         with pytest.warns(UserWarning, match=r"missing: it cannot be started.*ulimit -u.*Going on with 1 worker;"):
-            run = fm.ForkMerge().fit(shared_problem(), model=plain_net, optimizer=SGD, steps=4, workers=2, threads=1)
+            run = fm.ForkMerge("mixed").fit(
+                shared_problem(), model=plain_net, optimizer=SGD, steps=4, workers=2, threads=1
+            )
         assert run.steps == 4
 
     def test_no_worker_at_all_is_one_clear_error(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,7 @@ def mean_of(run: Run) -> torch.Tensor:
 
 class TestBatchNormPolicies:
     def test_average_combines_statistics_like_parameters(self) -> None:
-        merged = fit(fm.ForkMerge(interval=4, search=fm.Fixed((0.3, 0.7))), net=noisy_net, steps=4)
+        merged = fit(fm.ForkMerge("mixed", interval=4, search=fm.Fixed((0.3, 0.7))), net=noisy_net, steps=4)
         alone, joint = (fit(fm.Joint(w), net=noisy_net, steps=4) for w in ({"tgt": 1.0}, dict.fromkeys(TASKS, 1.0)))
         torch.testing.assert_close(mean_of(merged), 0.3 * mean_of(alone) + 0.7 * mean_of(joint))
 
@@ -48,7 +48,7 @@ class TestBatchNormPolicies:
         inputs, labels = examples(16, 1)
         stream = fm.Stream(TensorDataset(inputs, labels), shared_losses, TASKS, batch_size=16)
         problem = fm.Problem("tgt", {"all": stream}, evaluation())
-        algorithm = fm.ForkMerge(interval=4, search=fm.Fixed((0.3, 0.7)), bn="recompute", bn_batches=3)
+        algorithm = fm.ForkMerge("mixed", interval=4, search=fm.Fixed((0.3, 0.7)), bn="recompute", bn_batches=3)
         run = fit(algorithm, problem, noisy_net, steps=4)
         norm = run.model.body[1]
         before = run.model.body[0](inputs).detach()  # every batch is the whole data set
@@ -59,13 +59,13 @@ class TestBatchNormPolicies:
 
     def test_recompute_leaves_a_single_branch_as_it_is(self) -> None:
         one, other = (
-            fit(fm.ForkMerge(interval=4, search=fm.Fixed((0.0, 1.0)), bn=bn), net=noisy_net)
+            fit(fm.ForkMerge("mixed", interval=4, search=fm.Fixed((0.0, 1.0)), bn=bn), net=noisy_net)
             for bn in ("average", "recompute")
         )
         assert_same_bits(one, other)
 
     def test_recompute_without_batchnorm_changes_nothing(self) -> None:
-        one, other = (fit(fm.ForkMerge(interval=4, search="fixed", bn=bn)) for bn in ("average", "recompute"))
+        one, other = (fit(fm.ForkMerge("mixed", interval=4, search="fixed", bn=bn)) for bn in ("average", "recompute"))
         assert_same_bits(one, other)
 
     @pytest.mark.parametrize("bn", ["average", "recompute"])

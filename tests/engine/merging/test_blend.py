@@ -30,13 +30,13 @@ class TestVertices:
 
 class TestWhatAMergeKeeps:
     def test_integer_buffers_keep_their_dtype_and_come_from_the_heaviest_branch(self) -> None:
-        algorithm = fm.ForkMerge(interval=4, search=fm.Fixed((0.3, 0.7)))
+        algorithm = fm.ForkMerge("mixed", interval=4, search=fm.Fixed((0.3, 0.7)))
         counter = fit(algorithm, net=noisy_net).model.body[1].num_batches_tracked
         assert counter.dtype == torch.int64
         assert counter == 12
 
     def test_tied_parameters_stay_tied(self) -> None:
-        layers = fit(fm.ForkMerge(interval=4, search="fixed"), net=tied_net).model.body[1]
+        layers = fit(fm.ForkMerge("mixed", interval=4, search="fixed"), net=tied_net).model.body[1]
         assert layers.first.weight is layers.second.weight
         assert layers.first.weight.data_ptr() == layers.second.weight.data_ptr()
 

@@ -46,10 +46,10 @@ def stopping(at: int) -> Callable[..., Any]:
 
 
 ALGORITHMS = {
-    "mixed": fm.ForkMerge(interval=4),
+    "mixed": fm.ForkMerge("mixed", interval=4),
     "floor": fm.ForkMerge("per_auxiliary", interval=4, floor=True),
-    "snapshots": fm.ForkMerge(interval=4, checkpoint="best_in_interval", validate_every=2, select="best"),
-    "refit": fm.ForkMerge(interval=4, refit=True),
+    "snapshots": fm.ForkMerge("mixed", interval=4, checkpoint="best_in_interval", validate_every=2, select="best"),
+    "refit": fm.ForkMerge("mixed", interval=4, refit=True),
     "single": fm.SingleTask(),
 }
 
@@ -114,7 +114,7 @@ def test_without_a_folder_there_is_nothing_to_wait_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", [PhaseStarted, StepProgress])
 def test_in_worker_processes_too(kind: type, tmp_path: Path) -> None:
     """Steps in other processes end early, also in one that was still starting, and go on to the same bits."""
-    algorithm, options = fm.ForkMerge(interval=300), {"steps": 600, "checkpoint_every": 50}
+    algorithm, options = fm.ForkMerge("mixed", interval=300), {"steps": 600, "checkpoint_every": 50}
     timers, events = list[threading.Timer](), list[Any]()
 
     def observe(event: Any) -> None:

@@ -158,7 +158,7 @@ def test_a_dry_run_follows_the_rule_too() -> None:
 
 
 def test_resumed_runs_keep_the_format_they_began_with(tmp_path: Path, monkeypatch: Any) -> None:
-    algorithm = fm.ForkMerge(interval=4, optimizer_state="average")
+    algorithm = fm.ForkMerge("mixed", interval=4, optimizer_state="average")
     whole = fit(algorithm, net=wide_net, channels_last=True)
     seen = []
 

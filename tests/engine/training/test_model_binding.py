@@ -94,7 +94,7 @@ class TestSchedules:
             return Watched(model.parameters(), lr=1.0)
 
         fit(
-            fm.ForkMerge(interval=2, optimizer_state="reset"),
+            fm.ForkMerge("mixed", interval=2, optimizer_state="reset"),
             optimizer=watched,
             scheduler=fm.SchedulerOf("StepLR", step_size=1, gamma=0.5),
             steps=6,

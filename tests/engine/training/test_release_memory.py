@@ -90,7 +90,8 @@ def test_the_last_merge_is_kept_when_every_branch_diverges(tmp_path: Path) -> No
         return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 if step < 5 else float("inf"))
 
     runs = [
-        fit(fm.ForkMerge(interval=5), steps=10, scheduler=explode, folder=folder) for folder in (None, tmp_path / "run")
+        fit(fm.ForkMerge("mixed", interval=5), steps=10, scheduler=explode, folder=folder)
+        for folder in (None, tmp_path / "run")
     ]
     assert any("every branch was faulty" in note for note in runs[1].notes)
     assert all(torch.isfinite(parameter).all() for parameter in runs[1].model.parameters())

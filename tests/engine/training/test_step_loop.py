@@ -398,7 +398,7 @@ class TestPrecision:
 
         stream = fm.Stream(TensorDataset(*examples(16, 1)), losses, TASKS, 8)
         score = fm.Evaluation(TensorDataset(*examples(24, 2)), fm.accuracy, predict)
-        run = fit(fm.ForkMerge(interval=4, search="fixed"), fm.Problem("tgt", [stream], score), half_net)
+        run = fit(fm.ForkMerge("mixed", interval=4, search="fixed"), fm.Problem("tgt", [stream], score), half_net)
         assert {p.dtype for p in run.model.parameters()} == {torch.bfloat16}
         assert_other_bits(run, seeded(half_net))
 

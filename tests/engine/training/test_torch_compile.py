@@ -140,7 +140,7 @@ def test_channels_last_weights_are_compiled_as_such(graphs: list[int]) -> None:
 
 
 def test_interrupted_and_resumed_in_workers_a_compiled_run_has_the_same_bits(tmp_path: Path) -> None:
-    algorithm = fm.ForkMerge(interval=4)
+    algorithm = fm.ForkMerge("mixed", interval=4)
     whole = fit(algorithm, net=noisy_net, compile=EAGER)
 
     def stop(event: Any) -> None:

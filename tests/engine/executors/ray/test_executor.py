@@ -48,7 +48,7 @@ class TestTheSameBits:
         [
             (fm.ForkMerge("per_auxiliary", interval=16, optimizer_state="keep", floor=True, refit=True), {}),
             (fm.ForkMerge("per_auxiliary", interval=16, optimizer_state="average", bn="recompute"), {}),
-            (fm.ForkMerge(interval=8, optimizer_state="reset", method="gradnorm"), {"precision": "float16"}),
+            (fm.ForkMerge("mixed", interval=8, optimizer_state="reset", method="gradnorm"), {"precision": "float16"}),
             (fm.PostTrain(), {}),
             (fm.WeightGrid(values=(0.5, 1.0)), {}),
         ],
@@ -222,7 +222,7 @@ class TestRowsThatStay:
     ) -> None:
         brought, bring = [], RayExecutor._bring
         monkeypatch.setattr(RayExecutor, "_bring", lambda *words: brought.append(words[1].name) or bring(*words))
-        merges = fm.ForkMerge(interval=4, optimizer_state="keep")
+        merges = fm.ForkMerge("mixed", interval=4, optimizer_state="keep")
         fit(merges, optimizer=ADAM, steps=12, executor=on_ray)
         assert brought == []
         fit(merges, optimizer=ADAM, steps=12, executor=on_ray, folder=tmp_path / "run")
