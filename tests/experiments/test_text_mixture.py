@@ -37,6 +37,19 @@ def test_translations_of_held_out_documents_are_left_out_or_reported(folder: Pat
     assert len(read_corpora(*paths(folder)).training["near"]) == 25
 
 
+def test_corpora_that_translate_nothing_need_no_ids_but_the_target_does(folder: Path) -> None:
+    target, others = paths(folder)
+    Path(others[1]).write_text(json.dumps({"text": text_of("code", 1)}))
+    texts = read_corpora(target, others, id_key="page")
+    assert [each.has_ids for each in texts.contamination] == [True, True, False]
+    held = len(texts.validation) + len(texts.test)
+    assert [len(each.all) for each in texts.contamination] == [0, held, 0]
+    with pytest.raises(fm.ProblemError, match="has no 'pgae'"):
+        read_corpora(target, others, id_key="pgae")
+    with pytest.raises(fm.ProblemError, match=r"far\.jsonl, line 1 has no 'page'"):
+        read_corpora(target, others, id_key="page", test=others[1])
+
+
 def test_text_to_test_on_can_be_given_and_is_then_not_trained_on(folder: Path) -> None:
     entries = (folder / "target.jsonl").read_text().splitlines()
     (folder / "test.jsonl").write_text("\n".join(entries[:3]))

@@ -52,8 +52,16 @@ def test_the_best_single_corpus_is_explained_where_there_is_one() -> None:
 
 
 def test_what_gives_the_test_away_is_counted_and_said() -> None:
-    found = [Contamination("da", 2), Contamination("nb", 3, (1,), (), ("nb 1 has the id ls",))]
+    ids = {"has_ids": True}
+    found = [Contamination("da", 2, **ids), Contamination("nb", 3, (1,), (), ("nb 1 has the id ls",), **ids)]
     texts = Corpora("da", {"da": ["a", "b"], "nb": ["c", "d"]}, ["v"], ["t"], found)
     table = corpora_table(corpora_facts(texts, "drop"))
     assert "| nb | 2 | 2 bytes | 1 |" in table.markdown()
     assert table.notes == ("nb: 1 of 3 documents (1 with the same id); nb 1 has the id ls: left out",)
+
+
+def test_a_corpus_without_ids_is_named_where_others_have_them() -> None:
+    texts = {"da": ["a"], "code": ["b"]}
+    for has_ids, notes in ((True, ("code has no ids: translations are not looked for in it",)), (False, ())):
+        found = [Contamination("da", 1, has_ids=has_ids), Contamination("code", 1)]
+        assert corpora_table(corpora_facts(Corpora("da", texts, ["v"], ["t"], found), "drop")).notes == notes

@@ -65,7 +65,8 @@ def recipe(
         steps: Training steps.
         interval: Steps between merges; None makes eight merges.
         lr: Learning rate of AdamW; None for 2e-4 with adapters and 5e-5 without.
-        id_key: The key of an id that translations share, in JSON lines; "file" for the file's name.
+        id_key: The key of an id that translations share, in JSON lines; "file" for the file's name. Other corpora than
+            the target may have none.
         contamination: Whether documents that give away held-out ones are left out, or only reported.
     """
     made = LanguageModel(model, full, rank, freeze_a)
@@ -119,6 +120,7 @@ class CorpusFacts(Record):
         size: Their bytes.
         contaminated: How many gave away text to validate or test on.
         contamination: What these are, in words; empty where there are none.
+        lacks_ids: Whether it has no ids, though the target has: its translations are then not found.
     """
 
     name: str
@@ -126,6 +128,7 @@ class CorpusFacts(Record):
     size: int
     contaminated: int = 0
     contamination: str = ""
+    lacks_ids: bool = False
 
 
 @dataclass(frozen=True)
@@ -150,6 +153,7 @@ class CorporaFacts(Record):
 def corpora_facts(texts: Corpora, contamination: str) -> CorporaFacts:
     """Return what a mixture is made of, in numbers and words."""
     sizes = texts.sizes
+    are_ids_known = any(each.has_ids for each in texts.contamination)
     corpora = [
         CorpusFacts(
             each.corpus,
@@ -157,6 +161,7 @@ def corpora_facts(texts: Corpora, contamination: str) -> CorporaFacts:
             sizes[each.corpus],
             len(each.all),
             str(each) if each.all else "",
+            are_ids_known and not each.has_ids,
         )
         for each in texts.contamination
     ]
@@ -217,8 +222,8 @@ def _read_corpora(
     contamination: str,
     changed: tuple[int, ...],
 ) -> Corpora:
-    corpora = {name: read_documents(Path(path), id_key) for name, path in paths}
     target = paths[0][0]
+    corpora = {name: read_documents(Path(path), id_key, needs_ids=name == target) for name, path in paths}
     held = [None if path is None else read_documents(Path(path), id_key) for path in further]
     missing = [number for number, documents in enumerate(held) if documents is None]
     *drawn, training = divide(corpora[target], [_HELD_OUT] * len(missing))

@@ -13,6 +13,9 @@ def corpora_table(facts: CorporaFacts) -> Table:
     rows = [(each.name, str(each.documents), show_bytes(each.size), str(each.contaminated)) for each in facts.corpora]
     done = "left out" if facts.contamination == "drop" else "kept, as --contamination report asks for"
     notes = [f"{each.contamination}: {done}" for each in facts.corpora if each.contaminated]
+    notes += [
+        f"{each.name} has no ids: translations are not looked for in it" for each in facts.corpora if each.lacks_ids
+    ]
     title = f"corpora; of {facts.target}, {facts.validation} documents to validate on, {facts.test} to test on"
     return word_table(title, ("corpus", "documents", "text", "near-duplicates or translations of these"), rows, notes)
 

@@ -416,7 +416,9 @@ def test_a_comparison_in_place_of_a_run_is_named_with_what_shows_it(tmp_path: Pa
     (tmp_path / "plan.json").write_text("{}")
     for look in (RunFolder.open, status):
         with pytest.raises(
-            StoreError, match=rf"^{tmp_path} is a comparison: `forkmerge compare {tmp_path}` shows it\.$"
+            StoreError,
+            match=rf"^{tmp_path} is a comparison: `forkmerge compare {tmp_path}` shows it, and the command that began "
+            r"it goes on with it\.$",
         ):
             look(tmp_path)
 

@@ -47,7 +47,10 @@ def test_a_folder_has_a_document_per_text_file_named_after_it(tmp_path: Path) ->
         ('{"text": "good", "page": 1}\n{"txt": "bad"}\n', "a.jsonl, line 2 has no text"),
         ("{", "a.jsonl, line 1 is not JSON"),
         ("", "holds no text"),
-        ('{"text": "good"}\n', "a.jsonl, line 1 has no 'page', which is to be the id of its document: it has text"),
+        (
+            '{"text": "good"}\n',
+            "a.jsonl, line 1 has no 'page', which is to be the id of its document",
+        ),
     ],
 )
 def test_what_cannot_be_read_is_named_with_its_line(tmp_path: Path, content: str, message: str) -> None:
@@ -55,6 +58,20 @@ def test_what_cannot_be_read_is_named_with_its_line(tmp_path: Path, content: str
     path.write_text(content)
     with pytest.raises(fm.ProblemError, match=message):
         read_documents(path, "page")
+
+
+def test_a_corpus_may_have_no_ids_at_all_where_that_is_allowed(tmp_path: Path) -> None:
+    path = tmp_path / "code.jsonl"
+    path.write_text('{"text": "def"}\n"return"\n')
+    assert [document.id for document in read_documents(path, "page", needs_ids=False)] == [None, None]
+    path.write_text('{"text": "def"}\n{"text": "return", "page": 1}\n')
+    with pytest.raises(fm.ProblemError, match="line 1 has no 'page'"):
+        read_documents(path, "page", needs_ids=False)
+    book = tmp_path / "book.txt"
+    book.write_text("text of no id")
+    with pytest.raises(fm.ProblemError, match=r"book\.txt, part 1 has no 'page'.* only lines of JSON have keys"):
+        read_documents(book, "page")
+    assert [document.id for document in read_documents(book, "page", needs_ids=False)] == [None]
 
 
 def test_no_text_and_no_file_are_said_so(tmp_path: Path) -> None:

@@ -312,6 +312,9 @@ def _config_of(run: Path) -> Path:
         atomic_files.check_entries(run)
     if not (run / "config.json").is_file():
         if (run / "plan.json").is_file():
-            raise StoreError(f"{run} is a comparison: `{command(f'compare {quote(str(run))}')}` shows it.")
+            raise StoreError(
+                f"{run} is a comparison: `{command(f'compare {quote(str(run))}')}` shows it, and the command that "
+                "began it goes on with it."
+            )
         raise StoreError(f"{run} is not a run folder: it holds no config.json.")
     return run / "config.json"

@@ -19,6 +19,7 @@ class Contamination:
         same_id: Indices of documents with the id of a held-out one: its translations.
         duplicates: Indices of near-duplicates, of held-out documents or of their translations.
         examples: Some of them in words.
+        has_ids: Whether its documents have ids; without, its translations of held-out ones are not found.
     """
 
     corpus: str
@@ -26,6 +27,7 @@ class Contamination:
     same_id: tuple[int, ...] = ()
     duplicates: tuple[int, ...] = ()
     examples: tuple[str, ...] = field(default=())
+    has_ids: bool = False
 
     @property
     def all(self) -> tuple[int, ...]:
@@ -65,4 +67,5 @@ def find_contamination(
         f"{documents[number].origin} is nearly {other.origin}" for number, other in list(duplicates.items())[:2]
     ]
     examples += [f"{documents[number].origin} has the id {documents[number].id}" for number in same_id[:1]]
-    return Contamination(corpus, len(documents), tuple(same_id), tuple(sorted(duplicates)), tuple(examples))
+    has_ids = any(document.id is not None for document in documents)
+    return Contamination(corpus, len(documents), tuple(same_id), tuple(sorted(duplicates)), tuple(examples), has_ids)

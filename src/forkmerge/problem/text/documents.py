@@ -34,7 +34,7 @@ class Document(NamedTuple):
     origin: str
 
 
-def read_documents(path: Path, id_key: str | None = None) -> list[Document]:
+def read_documents(path: Path, id_key: str | None = None, *, needs_ids: bool = True) -> list[Document]:
     """Return the documents of a corpus.
 
     A line of JSON is a document, its text under "text". In a folder a text file is one; a text file by itself is cut at
@@ -43,6 +43,7 @@ def read_documents(path: Path, id_key: str | None = None) -> list[Document]:
     Args:
         path: A file or a folder.
         id_key: Under which key lines of JSON have an id that translations share; "file" for the name of the file.
+        needs_ids: Refuse a corpus without ids; otherwise either all of its documents have one, or none has.
     """
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if file.is_file() and file.suffix in (*_LINES, *_TEXTS))
@@ -53,7 +54,18 @@ def read_documents(path: Path, id_key: str | None = None) -> list[Document]:
     if not documents:
         kinds = ", ".join((*_LINES, *_TEXTS))
         raise ProblemError(f"{path} holds no text: give a text file, JSON lines, or a folder of {kinds}.")
+    if id_key is not None and (needs_ids or any(document.id is not None for document in documents)):
+        _check_ids(documents, id_key)
     return documents
+
+
+def _check_ids(documents: Sequence[Document], id_key: str) -> None:
+    for document in documents:
+        if document.id is None:
+            raise ProblemError(
+                f"{document.origin} has no {id_key!r}, which is to be the id of its document: only lines of JSON have "
+                f"keys, and --id {FILE_NAME} takes the names of files."
+            )
 
 
 def _read_file(path: Path, id_key: str | None, *, is_alone: bool) -> Iterator[Document]:
@@ -87,12 +99,8 @@ def _read_lines(path: Path, text: str, key: str | None, *, is_name: bool) -> Ite
             raise ProblemError(f'{where} has no text: write {{"text": "…"}} in every line.')
         if is_name or key is None:
             yield Document(entry["text"], key, where)
-        elif key not in entry:
-            raise ProblemError(
-                f"{where} has no {key!r}, which is to be the id of its document: it has {', '.join(entry)}."
-            )
         else:
-            yield Document(entry["text"], str(entry[key]), where)
+            yield Document(entry["text"], str(entry[key]) if key in entry else None, where)
 
 
 def _cut(text: str) -> Iterator[str]:
