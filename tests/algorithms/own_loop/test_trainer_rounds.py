@@ -74,6 +74,11 @@ def test_a_wrong_argument_is_told_before_the_first_round(wrong: dict[str, Any]) 
         fm.rounds(make_model(), BRANCHES, make_trainer, score, **{"count": 2, "steps": 2, **wrong})
 
 
+def test_a_model_that_is_all_frozen_is_refused_with_what_to_do() -> None:
+    with pytest.raises(fm.ProblemError, match="nothing of the model can be trained.*is_trainable=True"):
+        fm.rounds(make_model().requires_grad_(False), BRANCHES, make_trainer, score, count=1, steps=1)
+
+
 def test_a_learning_rate_that_nobody_would_apply_is_refused() -> None:
     branches = {"alone": {"tgt": 1.0}, "fast": {"task_weights": {"tgt": 1.0}, "lr_scale": 3.0}}
     with pytest.raises(fm.ProblemError, match="branch 'fast': set its learning rate"):

@@ -53,7 +53,13 @@ def rounds(
     check_count("count", count)
     check_count("steps", steps)
     # Trainers make their own optimizers; the fork copies one that never steps and holds nothing.
-    idle = torch.optim.SGD([parameter for parameter in model.parameters() if parameter.requires_grad], lr=0.0)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not trained:
+        raise ProblemError(
+            "nothing of the model can be trained: set requires_grad; an adapter of PEFT is loaded to be trained with "
+            "from_pretrained(…, is_trainable=True)."
+        )
+    idle = torch.optim.SGD(trained, lr=0.0)
     forked = fork(model, idle, branches, search=search)
     for branch in forked:
         if branch.lr_scale != 1:
