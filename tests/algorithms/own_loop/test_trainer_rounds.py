@@ -75,7 +75,7 @@ def test_a_wrong_argument_is_told_before_the_first_round(wrong: dict[str, Any]) 
 
 
 def test_a_model_that_is_all_frozen_is_refused_with_what_to_do() -> None:
-    with pytest.raises(fm.ProblemError, match="nothing of the model can be trained.*is_trainable=True"):
+    with pytest.raises(fm.ProblemError, match=r"nothing of the model can be trained.*is_trainable=True"):
         fm.rounds(make_model().requires_grad_(False), BRANCHES, make_trainer, score, count=1, steps=1)
 
 

@@ -56,6 +56,30 @@ def test_a_missing_package_is_named() -> None:
         check_versions(versions, "10.0.0.2")
 
 
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("127.0.0.1:1", r"no Ray cluster answers at 127\.0\.0\.1:1: Connection refused"),
+        ("nowhere.invalid:6379", r"no Ray cluster answers at nowhere\.invalid:6379: "),
+        ("[::1]:1", r"no Ray cluster answers at \[::1\]:1: "),
+        ("head", r"'head' is not an address: write HOST:PORT, auto or local"),
+        ("head:port", "'head:port' is not an address"),
+        ("head:99999", "'head:99999' is not an address"),
+        ("ray://head:10001", "is an address of Ray's client.*ray job submit"),
+    ],
+)
+@pytest.mark.parametrize("is_variable", [False, True])
+def test_an_address_where_no_cluster_is_is_refused_at_once(
+    monkeypatch: pytest.MonkeyPatch, address: str, message: str, is_variable: bool
+) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("Ray would try for minutes"))
+    if is_variable:
+        monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(fm.ProblemError, match=message):
+        Cluster(fm.Ray(address=None if is_variable else address))
+
+
 def test_a_connection_of_somebody_else_is_used_and_left(on_ray: fm.Ray) -> None:
     other = fm.Ray(workers=1, address="10.0.0.2:6379")
     cluster = Cluster(other)

@@ -7,6 +7,7 @@ import math
 import os
 import platform
 import signal
+import socket
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,8 +17,10 @@ from typing import Any
 import ray
 
 from forkmerge._version import __version__
-from forkmerge.engine.executors.ray.options import Ray
+from forkmerge.engine.executors.ray.options import Ray, check_address
 from forkmerge.errors import ProblemError
+
+_PATIENCE = 10.0  # seconds for a connection to a node
 
 _connected: list[Ray] = []  # by this module, not by the user; the last one inside all others
 _resting: dict[tuple[float, float], list[Any]] = {}  # workers that wait for their next executor, by what they reserve
@@ -89,6 +92,7 @@ def _connect(options: Ray) -> None:
     if options.working_dir is not None:
         common["runtime_env"] = {"working_dir": os.path.abspath(options.working_dir)}
     address = options.address or os.environ.get("RAY_ADDRESS") or "auto"
+    _check_answers(address)
     if address != "local":
         try:
             ray.init(address=address, **common)
@@ -101,6 +105,16 @@ def _connect(options: Ray) -> None:
                 raise
             raise ProblemError(f"this process and the Ray cluster at {address} differ: {_one_line(error)}") from None
     _start(options, common)
+
+
+def _check_answers(address: str) -> None:
+    """Refuse an address where nothing answers: Ray would try for minutes."""
+    place = check_address(address)
+    if place is not None:
+        try:
+            socket.create_connection(place, timeout=_PATIENCE).close()
+        except OSError as error:
+            raise ProblemError(f"no Ray cluster answers at {address}: {error.strerror or error}.") from None
 
 
 def _start(options: Ray, common: Mapping[str, Any]) -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from forkmerge.engine.executors.ray.executor import RayExecutor
 
 _CLIENT = "ray://"
+_LAST_PORT = 65535
 
 
 @dataclass(frozen=True)
@@ -58,11 +59,8 @@ class Ray(ExecutorOptions):
             is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
             if not is_number or value < 0 or (value == 0 and name == "num_cpus"):
                 raise ProblemError(f"{name} must be {least}, got {value!r}.")
-        if self.address is not None and self.address.startswith(_CLIENT):
-            raise ProblemError(
-                f"{self.address} is an address of Ray's client, over which states cannot stay on their nodes. Run this "
-                "on a node of the cluster with address='auto', or hand it in with `ray job submit`."
-            )
+        if self.address is not None:
+            check_address(self.address)
         if self.working_dir is not None and not Path(self.working_dir).is_dir():
             raise ProblemError(f"working_dir {self.working_dir!r} is not a folder.")
 
@@ -96,3 +94,22 @@ class Ray(ExecutorOptions):
         from forkmerge.engine.executors.ray.executor import RayExecutor
 
         return RayExecutor(self, min(self.workers, workers or self.workers))
+
+
+def check_address(address: str) -> tuple[str, int] | None:
+    """Return host and port of a cluster, or None for an address that Ray finds out; what is no address is refused.
+
+    Args:
+        address: What Ray is told.
+    """
+    if address in ("auto", "local"):
+        return None
+    if address.startswith(_CLIENT):
+        raise ProblemError(
+            f"{address} is an address of Ray's client, over which states cannot stay on their nodes. Run this on a "
+            "node of the cluster with address='auto', or hand it in with `ray job submit`."
+        )
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > _LAST_PORT:
+        raise ProblemError(f"{address!r} is not an address: write HOST:PORT, auto or local.")
+    return host.strip("[]"), int(port)
