@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import ray
+from ray.exceptions import AuthenticationError
 
 import forkmerge as fm
 from command_line import TINY
@@ -78,6 +81,20 @@ def test_an_address_where_no_cluster_is_is_refused_at_once(
         monkeypatch.setenv("RAY_ADDRESS", address)
     with pytest.raises(fm.ProblemError, match=message):
         Cluster(fm.Ray(address=None if is_variable else address))
+
+
+@pytest.mark.parametrize("error", [ConnectionError("Failed to connect"), AuthenticationError("no token")])
+def test_a_cluster_that_refuses_is_told_with_how_it_is_given_a_token(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", Mock(side_effect=error))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(
+            fm.ProblemError, match=f"no Ray cluster lets this process in at {address}: .*RAY_AUTH_TOKEN"
+        ):
+            Cluster(fm.Ray(address=address))
 
 
 def test_a_connection_of_somebody_else_is_used_and_left(on_ray: fm.Ray) -> None:

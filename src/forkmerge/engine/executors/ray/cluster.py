@@ -15,6 +15,7 @@ from importlib.metadata import version
 from typing import Any
 
 import ray
+from ray.exceptions import AuthenticationError
 
 from forkmerge._version import __version__
 from forkmerge.engine.executors.ray.options import Ray, check_address
@@ -97,9 +98,12 @@ def _connect(options: Ray) -> None:
         try:
             ray.init(address=address, **common)
             return
-        except ConnectionError as error:
+        except (ConnectionError, AuthenticationError) as error:
             if address != "auto" or options.address is not None:
-                raise ProblemError(f"no Ray cluster answers at {address}: {_first_line(error)}.") from None
+                raise ProblemError(
+                    f"no Ray cluster lets this process in at {address}: {_first_line(error)}. If it asks for a token, "
+                    "export RAY_AUTH_MODE=token here, and the RAY_AUTH_TOKEN of its nodes."
+                ) from None
         except RuntimeError as error:
             if "ersion mismatch" not in str(error):
                 raise
