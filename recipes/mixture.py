@@ -26,6 +26,9 @@ ROWS = {
     "with:": "best single corpus, known afterwards",
     "posttrain": "all, then the target (Post-train)",
     "autolambda": "learned weights (Auto-λ)",
+    "stl-average:5": "target only, average of 5 runs",
+    "posttrain-average:5": "Post-train, average of 5 runs",
+    "joint-then-alone-average:5": "all, then the target at falling rates, average of 5 runs",
     "forkmerge-aux-uniform": "merges with equal coefficients",
     "forkmerge-aux-once": "one searched merge at the end",
     FORM: "**ForkMerge**, one branch per corpus",
@@ -57,7 +60,7 @@ def _coefficients(s: Setting) -> dict[str, Any]:
 
 
 def _table(settings: Sequence[Setting]) -> list[str]:
-    heads = [f"{LANGUAGES[s.name]}, {s.seeds} seeds" for s in settings]
+    heads = [f"{LANGUAGES[s.name]}, {s.seeds} seed{'s' * (s.seeds > 1)}" for s in settings]
     lines = ["| bits per byte of test text, lower is better | " + " | ".join(heads) + " |"]
     lines.append("|---" * (len(settings) + 1) + "|")
     for word, name in ROWS.items():
@@ -70,12 +73,12 @@ def _table(settings: Sequence[Setting]) -> list[str]:
 
 def equal_steps(s: Setting) -> list[str]:
     """Return what nobody would have to know the best corpus for, with as many steps; merges without a search, too."""
-    return [*s.others, *(word for word in s.compute if word.endswith("-uniform"))]
+    return [*s.others, *(word for word in s.compute if s.contenders[word].base.endswith(("-uniform", "-once")))]
 
 
 def equal_compute(s: Setting) -> list[str]:
     """Return what the compute of all branches would have bought otherwise, and merges without a search."""
-    return [*s.compute, *(word for word in s.others if word.endswith("-once"))]
+    return s.compute
 
 
 def _bits(s: Setting, word: str) -> str:
@@ -84,7 +87,8 @@ def _bits(s: Setting, word: str) -> str:
         return "–"
     best = max(words, key=lambda known: mean(s.overall[known]))
     label = f" ({s.labels[best].removeprefix('with ')})" if word == "with:" else ""
-    shown = f"{fmean(run.metrics[METRIC] for run in s.finals(best)):.3f}{label}"
+    seeds = set.intersection(*(set(scores) for scores in s.overall.values()))  # that all methods have ended with
+    shown = f"{fmean(run.metrics[METRIC] or 0.0 for run in s.finals(best) if run.seed in seeds):.3f}{label}"
     return f"**{shown}**" if word == FORM else shown
 
 

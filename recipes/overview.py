@@ -96,7 +96,7 @@ def tally(settings: Sequence[Setting]) -> str:
         verdicts = [verdict(pair) for s in own if (pair := s.paired(s.chosen or "", other or s.rival or ""))]
         counts = {word: verdicts.count(word) for word in (WIN, TIE, LOSS)}
         parts.append(f"against {title} ForkMerge wins {counts[WIN]}, ties {counts[TIE]} and loses {counts[LOSS]}")
-    text = f"Of {len(own)} settings, beyond noise over seeds: {'; '.join(parts)}. {_average(own)}"
+    text = f"Of {len(own)} settings, beyond noise over seeds: {'; '.join(parts)}. {_average(own)}".rstrip()
     variants = any(s.base is not None for s in compared(settings))
     return f"{text} Rows in italics are variants, the same data again, and not counted." if variants else text
 

@@ -115,7 +115,7 @@ class Setting:
     @property
     def compute(self) -> list[str]:
         """What ForkMerge's compute, or more of it, would have bought otherwise."""
-        extra = ("-uniform", "-best", "-average", "grid")
+        extra = ("-uniform", "-once", "-best", "-average", "grid")
         return [word for word, found in self.contenders.items() if found.base.endswith(extra) and word in self.overall]
 
     @property
