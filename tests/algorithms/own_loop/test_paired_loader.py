@@ -124,3 +124,32 @@ def test_zipped_passes_of_unequal_length_give_the_caller_its_random_state_back()
         for _ in zip(*(forked["alone"].paired(loader) for loader in pair), strict=False):
             torch.rand(3)
         assert torch.equal(torch.get_rng_state(), before)
+
+
+def drawn(branch: Any, loader: DataLoader[Any]) -> list[Any]:
+    return [inputs.tolist() for inputs, _ in branch.paired(loader)]
+
+
+def test_loaders_of_one_type_and_length_are_told_apart_whatever_their_order() -> None:
+    target, other, third = (DataLoader(Augmented(), batch_size=4, shuffle=True) for _ in range(3))
+    forked = fm.fork(model := plain_net(), sgd(model), BRANCHES, seed=4)
+    alone = [drawn(forked["alone"], target), drawn(forked["alone"], third)]
+    joint = [drawn(forked["joint"], loader) for loader in (other, third, target)]
+    assert alone == [joint[2], joint[1]]
+    assert joint[0] not in alone
+
+
+def test_a_loader_made_anew_in_every_branch_is_the_same_in_later_passes_too() -> None:
+    forked = fm.fork(model := plain_net(), sgd(model), BRANCHES, seed=4)
+    batches = {}
+    for branch in forked:
+        loader = DataLoader(Augmented(), batch_size=4, shuffle=True)
+        batches[branch.name] = [drawn(branch, loader) for _ in range(3)]
+    assert batches["alone"] == batches["joint"]
+    assert batches["alone"][0] != batches["alone"][1]
+
+
+def test_an_iterator_made_anew_in_every_branch_is_paired() -> None:
+    forked = fm.fork(model := plain_net(), sgd(model), BRANCHES, seed=4)
+    noise = [[torch.rand(1).item() for _ in branch.paired(enumerate([1, 2]))] for branch in forked]
+    assert noise[0] == noise[1]

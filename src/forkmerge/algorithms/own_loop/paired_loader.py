@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -16,7 +17,8 @@ class LoaderList:
     """The loaders of a round, numbered alike in all branches of a fork.
 
     A loader is known by its data set, or by itself where it has none. One that is made anew in every branch is taken
-    for the one of the same type and length that another branch has used.
+    for the one of the same type and length that another branch has used and that nobody holds any more: data sets that
+    are alike and in use are different ones.
     """
 
     def __init__(self) -> None:
@@ -25,11 +27,18 @@ class LoaderList:
     def number(self, loader: Iterable[Any], used: Collection[int]) -> int:
         """Return the number of a loader; `used` are those of the loaders that the branch has used before."""
         data = getattr(loader, "dataset", loader)
-        alike = [index for index, other in enumerate(self._data) if index not in used and _alike(data, other)]
-        same = [index for index, other in enumerate(self._data) if other is data]
-        if not same and not alike:
+        found = [index for index in range(len(self._data)) if self._data[index] is data]
+        if not found:
+            found = [index for index in range(len(self._data)) if index not in used and self._replaces(data, index)]
+        if not found:
+            found = [len(self._data)]
             self._data.append(data)
-        return (same or alike or [len(self._data) - 1])[0]
+        self._data[found[0]] = data
+        return found[0]
+
+    def _replaces(self, data: Any, index: int) -> bool:
+        held_here_only = sys.getrefcount(self._data[index]) <= 2  # the list's reference, and the argument's
+        return held_here_only and _alike(data, self._data[index])
 
 
 class PairedPasses:
