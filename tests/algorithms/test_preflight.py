@@ -133,6 +133,14 @@ class TestLosses:
         problem = shared_problem(validation=validation)
         refused("example 33 of the validation data of 'tgt' has the label 9, for which the model has no", None, problem)
 
+    @pytest.mark.parametrize("metric", [fm.accuracy, fm.nll, lambda p, t: (p.argmax(-1) == t).float().mean()])
+    def test_a_validation_example_that_no_model_can_predict(self, refused: Refuse, metric: Any) -> None:
+        inputs, labels = examples(40, 2)
+        inputs[33, 1] = torch.nan
+        validation = fm.Evaluation(TensorDataset(inputs, labels), {"m": metric}, predict_target)
+        told = "example 33 of the validation data of 'tgt' holds a number that is not finite and is predicted as NaN"
+        refused(told, None, shared_problem(validation=validation))
+
     @pytest.mark.parametrize("dtype", [torch.float32, torch.int16])
     def test_labels_of_the_wrong_type(self, refused: Refuse, dtype: torch.dtype) -> None:
         inputs, labels = examples(16, 1)

@@ -32,7 +32,7 @@ from forkmerge.problem.labels import (
     text_advice,
 )
 from forkmerge.problem.metrics import Criterion, NotPerExample, accuracy
-from forkmerge.problem.not_finite import example_not_finite
+from forkmerge.problem.not_finite import example_not_finite, measure_and_find
 from forkmerge.problem.randomness import derive, random_state_kept, set_random_state
 from forkmerge.problem.scoring import cost_reader, device_of, measure, modes_kept
 from forkmerge.problem.search_metric import reported_directions, search_directions
@@ -117,7 +117,7 @@ def check_metrics(problem: Problem, model: nn.Module, seed: int) -> None:
     """Measure the target once: a metric that fails, or gives no number, should do so now."""
     check_classes(problem, model, seed)
     try:
-        values = measure(model, problem.target_validation, seed=seed)
+        values, unpredicted = measure_and_find(model, problem.target_validation, seed)
     except ProblemError:
         raise  # which says it all
     except Exception as error:
@@ -126,6 +126,11 @@ def check_metrics(problem: Problem, model: nn.Module, seed: int) -> None:
             raise ProblemError(advice) from error
         note_moment(error, f"validating {problem.target!r}, before training")
         raise
+    if unpredicted is not None:
+        raise ProblemError(
+            f"example {unpredicted} of the validation data of {problem.target!r} holds a number that is not finite "
+            "and is predicted as NaN, which no metric can judge: mend the example, or leave it out."
+        )
     for name, value in values.items():
         if math.isnan(value):
             raise ProblemError(
