@@ -63,8 +63,8 @@ class ForkMerge(Settings, Algorithm):
 
     Without branches named, every round trains the target alone and one auxiliary's branch; auxiliaries take turns, so
     that the compute is that of two branches, whatever their number. An accuracy or AUC is searched by likelihood, and
-    among candidates that few validation examples cannot tell apart the one nearest to uniform is taken. The record names
-    what was chosen. With branches named, all of them train in every round, and defaults are the paper's, but for
+    among candidates that few validation examples cannot tell apart the one nearest to uniform is taken. The record
+    names what was chosen. With branches named, all of them train in every round, and defaults are the paper's, but for
     `prune_keeps`: `ForkMerge("mixed")` is Alg. 1.
 
     Args:

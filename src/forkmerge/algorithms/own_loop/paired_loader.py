@@ -27,14 +27,14 @@ class LoaderList:
     def number(self, loader: Iterable[Any], used: Collection[int]) -> int:
         """Return the number of a loader; `used` are those of the loaders that the branch has used before."""
         data = getattr(loader, "dataset", loader)
-        found = [index for index in range(len(self._data)) if self._data[index] is data]
-        if not found:
-            found = [index for index in range(len(self._data)) if index not in used and self._replaces(data, index)]
-        if not found:
-            found = [len(self._data)]
+        indices = [index for index in range(len(self._data)) if self._data[index] is data]
+        if not indices:
+            indices = [index for index in range(len(self._data)) if index not in used and self._replaces(data, index)]
+        if not indices:
+            indices = [len(self._data)]
             self._data.append(data)
-        self._data[found[0]] = data
-        return found[0]
+        self._data[indices[0]] = data
+        return indices[0]
 
     def _replaces(self, data: Any, index: int) -> bool:
         held_here_only = sys.getrefcount(self._data[index]) <= 2  # the list's reference, and the argument's
