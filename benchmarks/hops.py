@@ -121,7 +121,7 @@ def count(run: Callable[[], object]) -> dict[str, dict[str, Any]]:
 
 def count_run() -> dict[str, dict[str, Any]]:
     """Count a run of two branches with a folder."""
-    optimizer, algorithm = fm.OptimizerOf("SGD", lr=0.1), fm.ForkMerge(interval=4)
+    optimizer, algorithm = fm.OptimizerOf("SGD", lr=0.1), fm.ForkMerge("mixed", interval=4)
     with tempfile.TemporaryDirectory() as folder:
         options: dict[str, Any] = {"steps": 8, "threads": 1, "folder": Path(folder) / "run"}
         return count(lambda: algorithm.fit(problem(), model=Net, optimizer=optimizer, **options))
