@@ -33,7 +33,10 @@ def coefficients_over_rounds(histories: Mapping[str, CoefficientHistory]) -> Fig
         for title, history in histories.items()
     ]
     runs = max((history.runs for history in histories.values()), default=1)
-    caption = "Coefficient of every branch in the merge at the end of each round. They sum to 1; 0 means refused."
+    caption = (
+        "Coefficient of every branch in the merge at the end of each round. They sum to 1; 0 means refused, or that it "
+        "was another branch's turn."
+    )
     if runs > 1:
         caption += f" Means over {runs} seeds, ± standard deviation."
     return Figure("coefficients", "What each merge took", caption, tuple(panels))
@@ -47,7 +50,7 @@ def relevance_over_rounds(histories: Mapping[str, CoefficientHistory]) -> Figure
         panels.append(_shares(title, history.steps, auxiliaries, {}, "λ"))
     caption = (
         "What the merges amount to as task weights: the weight of an auxiliary in a branch, times the branch's "
-        "coefficient, summed over branches. 0 is a task that the merge ignored."
+        "coefficient, summed over branches. 0 is a task that the merge ignored, or whose branch did not have its turn."
     )
     before = tuple(dict.fromkeys(name for history in histories.values() for name in history.branches))
     return Figure("relevance", "How much each auxiliary counted", caption, tuple(panels), before)
