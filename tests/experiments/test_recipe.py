@@ -50,7 +50,7 @@ def test_a_named_optimizer_starts_from_its_own_defaults() -> None:
 
 def test_options_alone_change_the_recipes_own_algorithm() -> None:
     algorithm = changed(algorithm={"interval": 2}).algorithm
-    assert algorithm == fm.ForkMerge("mixed", interval=2)
+    assert algorithm == fm.ForkMerge(interval=2)
 
 
 RECIPE = """

@@ -113,10 +113,10 @@ def _connect(options: Ray) -> None:
 
 def _check_answers(address: str) -> None:
     """Refuse an address where nothing answers: Ray would try for minutes."""
-    place = check_address(address)
-    if place is not None:
+    endpoint = check_address(address)
+    if endpoint is not None:
         try:
-            socket.create_connection(place, timeout=_PATIENCE).close()
+            socket.create_connection(endpoint, timeout=_PATIENCE).close()
         except OSError as error:
             raise ProblemError(f"no Ray cluster answers at {address}: {error.strerror or error}.") from None
 
