@@ -1,15 +1,18 @@
-"""CPU time of ForkMerge's forms over single-task training of as many steps, for two, four and eight auxiliaries.
+"""CPU time of ForkMerge's forms over single-task training of as many steps, for two, four and eight auxiliaries; and
+time on the clock with a worker per branch.
 
     ./run bench compute [--repeats 3]
 
 One thread, no folder, no refit and no floor; each form is timed once per repeat, after single-task training of the same
 repeat. Tasks share their inputs, or every auxiliary brings its own, which a step with it reads besides the target's.
+With workers it is the time of as many steps more, of a run twice as long less one, so that their start does not count.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,6 +32,7 @@ FORMS = {
     "all branches": {"mixtures": "per_auxiliary", **SEARCH},
 }
 GOALS = {"shared": 2.3, "own": 3.2}
+CLOCK = {"shared": 1.3, "own": 1.8}
 SHARE = 0.4  # of the compute of all branches, for three auxiliaries and more
 
 
@@ -67,6 +71,26 @@ def measure(case: Case, steps: int, repeats: int, advance: Callable[[], None]) -
     return {name: quartiles(values) for name, values in found.items()}
 
 
+def measure_clock(case: Case, steps: int, repeats: int, advance: Callable[[], None]) -> Any:
+    """Return the ratios of time on the clock of branches in turn, on two workers, to single-task training's."""
+    given: dict[str, Any] = {"optimizer": fm.OptimizerOf("SGD", lr=0.01, momentum=0.9), "threads": 1, "paired": False}
+    forms = [(fm.SingleTask(interval=steps // ROUNDS), 1), (fm.ForkMerge(interval=steps // ROUNDS), 2)]
+    found = []
+    for repeat in range(repeats + 1):  # the first warms up
+        more = []
+        for algorithm, workers in forms:
+            seconds = []
+            for length in (steps, 2 * steps):
+                started = time.perf_counter()
+                algorithm.fit(problem(case), model=case.model, steps=length, workers=workers, **given)
+                seconds.append(time.perf_counter() - started)
+            more.append(seconds[1] - seconds[0])
+        if repeat:
+            found.append(more[1] / more[0])
+        advance()
+    return quartiles(found)
+
+
 def section(results: Mapping[str, Any]) -> Section:
     """Say what the results mean."""
     rows, goals = [], []
@@ -81,6 +105,10 @@ def section(results: Mapping[str, Any]) -> Section:
         goals.append(Goal(what, GOALS[case["inputs"]], ratios["in turn"], unit=" ×"))
         if case["auxiliaries"] >= 3:
             goals.append(Goal(f"{what}: share of all branches' compute", SHARE, share))
+    for inputs, ratio in results["clock"].items():
+        what = f"on the clock, two workers, inputs {'shared' if inputs == 'shared' else 'their own'}"
+        goals.append(Goal(what, CLOCK[inputs], ratio["median"], unit=" ×"))
+        rows.append([f"2, {what}", f"{ratio['median']:.2f}", "", "", ""])
     worst = {
         inputs: max(c["ratios"]["in turn"]["median"] for c in results["cases"] if c["inputs"] == inputs)
         for inputs in GOALS
@@ -90,7 +118,8 @@ def section(results: Mapping[str, Any]) -> Section:
     )
     return Section(
         "Compute",
-        "CPU time of ForkMerge over single-task training of as many steps, one thread, without refit and floor.",
+        "CPU time of ForkMerge over single-task training of as many steps, one thread, without refit and floor; in the "
+        "rows that say so time on the clock.",
         [Table(["auxiliaries, inputs", *FORMS, "in turn, of all branches"], rows)],
         goals,
         [
@@ -108,15 +137,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = begin(arguments, argv)
     repeats, steps = options.repeats or (1 if options.quick else 3), 2 * ROUNDS if options.quick else 200
     images = torch.randn(1024, 3, 16, 16, generator=torch.Generator().manual_seed(0))
-    counts, cases = (2,) if options.quick else (2, 4, 8), []
+    counts, cases, clock = (2,) if options.quick else (2, 4, 8), [], {}
     with Progress() as progress:
-        task = progress.add_task("compute", total=2 * len(counts) * (repeats + 1))
+        task = progress.add_task("compute", total=2 * (len(counts) + 1) * (repeats + 1))
         for inputs in GOALS:
             for count in counts:
                 case = Case("", lambda: resnet(8), [64], images, count + 1, 64, inputs == "own")
                 ratios = measure(case, steps, repeats, lambda: progress.advance(task))
                 cases.append({"inputs": inputs, "auxiliaries": count, "ratios": ratios})
-    save("compute", {"repeats": repeats, "steps": steps, "cases": cases}, options.out)
+            case = Case("", partial(resnet, 8), [64], images, 3, 64, inputs == "own")
+            clock[inputs] = measure_clock(case, steps, repeats, lambda: progress.advance(task))
+    save("compute", {"repeats": repeats, "steps": steps, "cases": cases, "clock": clock}, options.out)
     show("compute", options.out)
 
 
