@@ -142,11 +142,12 @@ _CHOSEN = """## What was chosen
 
 One default for all settings, `fm.ForkMerge()` without branches named: branches in turn, a smooth cost where the target
 is reported in an accuracy or AUC, and the rule of one standard error up to 1,000 validation examples. Turns are what
-makes it affordable, twice single-task training however many auxiliaries there are; where all branches at once are
-better, naming `"per_auxiliary"` buys that for K + 1 times the steps. A smooth cost and the rule take no training and
-were not worse anywhere beyond noise. A tail, means of iterates and previous merges changed nothing beyond noise, and
-layer groups and sums want more evidence than one setting gives, so they stay options. Branches at several learning
-rates helped most of all where they were tried, for twice the branches: try them where the rate was not tuned.
+makes it affordable, twice the steps of single-task training however many auxiliaries there are; where all branches at
+once are better, naming `"per_auxiliary"` buys that for K + 1 times the steps. A smooth cost and the rule take no
+training and were not worse anywhere beyond noise. A tail, means of iterates and previous merges gained nothing beyond
+noise, and a tail in which rates fall lost much on the one seed of Taskonomy; layer groups and sums want more evidence
+than one setting gives, so they stay options. Branches at several learning rates helped most of all where they were
+tried, for twice the branches: try them where the rate was not tuned.
 
 What a search wins over equal coefficients is little in most rows of *Searching*. It is there for the tasks that hurt:
 the [results](results.md) have settings in which merging without a search costs the target a tenth of its score.

@@ -105,7 +105,7 @@ class CompareCommand:
         folder = self.out or Path("runs") / f"compare-{name_of(self.problem)}"
         with stdout_for_json(self.as_json):
             comparison, executor = self._plan()
-            if self.earlier is not None and (read_plan(folder) is None or not self.earlier.is_file()):
+            if self.earlier is not None and read_plan(folder) is None:
                 count = restore_comparison(comparison, folder, self.earlier)
                 say(stderr(), f"{count} results of {self.earlier} need not be made again.")
             carry_out(comparison, folder, executor=executor, typed=self.typed, records=self.records)

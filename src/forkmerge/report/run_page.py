@@ -146,7 +146,10 @@ def scores_over_rounds(rounds: Sequence[Round], remarks: Sequence[str] = ()) -> 
     caption = f"Validation {title} of the target at the end of each round."
     if len(branches) > 1:
         worse = "below" if sign > 0 else "above"
-        caption += f" The merge is never {worse} its best branch where all candidates see the same examples."
+        caption += (
+            f" Searched in this metric by argmax, the merge is never {worse} its best branch, where all candidates"
+        )
+        caption += " see the same examples; another metric or rule may prefer one that is."
     caption += about_floor
     for remark in remarks:
         caption += f" {remark[0].upper()}{remark[1:]}"
