@@ -131,6 +131,16 @@ def take_turns(
     return staying + queue[:called], queue[called:]
 
 
+def stay_or_shift(
+    trained: Sequence[str], shares: Mapping[str, float], queue: Sequence[str], branches: int
+) -> tuple[list[str], list[str]]:
+    """Who is trained next, and who waits: winners of an equal share stay, losers go to the end of the queue."""
+    staying = [name for name in trained if shares[name] > 1 / branches - 1e-9]
+    queue = [*queue, *(name for name in trained if name not in staying)]
+    called = len(trained) - len(staying)
+    return staying + queue[:called], queue[called:]
+
+
 def halve(
     left: list[str], shares: dict[str, float], queue: list[str], places: int
 ) -> tuple[list[str], list[str], list[str]]:
@@ -174,6 +184,8 @@ def naive_forkmerge(
     first = net()
     auxiliaries = {name: sum(task != problem.target for task in weights) for name, weights in mixtures.items()}
     partial = [name for name, count in auxiliaries.items() if 0 < count < len(problem.tasks) - 1]
+    if turns == "win_stay":
+        partial = sorted((name for name, count in auxiliaries.items() if count), key=lambda name: -auxiliaries[name])
     queue = [] if per_round is None else partial[per_round:]
     survivors, seen = partial, dict[str, float]()
     models = {name: copy.deepcopy(first).train() for name in mixtures if name not in queue}
@@ -242,6 +254,8 @@ def naive_forkmerge(
             seen.update({name: shares[name] for name in models if name in partial})
             if turns == "halving":
                 left, queue, survivors = halve(survivors, seen, queue, per_round)
+            elif turns == "win_stay":
+                left, queue = stay_or_shift([name for name in partial if name in models], shares, queue, len(models))
             else:
                 left, queue = take_turns([name for name in models if name in partial], shares, queue, per_round)
             left += [name for name in mixtures if name not in partial]

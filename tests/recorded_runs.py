@@ -58,6 +58,8 @@ def forkmerge_cases() -> dict[str, Callable[..., Any]]:
         "tail": {"mixtures": "per_auxiliary", "tail": 0.5, "refit": True},
         "tail without a fall": {"tail": 0.5, "tail_anneal": "none", "floor": True},
         "nothing named": {"mixtures": None, "interval": 3, "refit": True},
+        "win-stay": {"mixtures": fm.PerAuxiliary(joint=True), "interval": 3, "per_round": 1, "turns": "win_stay"},
+        "a sample searched": {"mixtures": "per_auxiliary", "validation_examples": 10, "floor": True, "refit": True},
         "in turns": {"mixtures": _BRANCHES, "interval": 3, "per_round": 1, "refit": True},
         "previous merges": {"mixtures": "per_auxiliary", "interval": 3, "previous_merges": 2, "refit": True},
         "means of iterates": {"mixtures": "per_auxiliary", "interval": 6, "average_iterates": 3, "refit": True},

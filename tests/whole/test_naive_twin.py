@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -204,3 +205,13 @@ def test_branches_that_take_turns_by_halving(per_round: int, refit: bool) -> Non
     run, twin = both(FOUR, interval=2, steps=16, per_round=per_round, turns="halving", refit=refit)
     assert_same(run, twin)
     assert run.searched[-1].branches.keys() < {name for r in run.searched for name in r.branches}
+
+
+@pytest.mark.parametrize(("per_round", "refit"), [(1, True), (2, False)])
+def test_branches_whose_winners_stay(per_round: int, refit: bool) -> None:
+    run, twin = both({**FOUR, **THREE}, interval=2, steps=16, per_round=per_round, turns="win_stay", refit=refit)
+    assert_same(run, twin)
+    trained = [set(r.branches) for r in run.searched]
+    assert len(set.union(*trained)) > per_round + 1, "somebody left"
+    if per_round == 1:
+        assert any(one == other for one, other in pairwise(trained)), "and somebody stayed"

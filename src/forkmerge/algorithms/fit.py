@@ -46,7 +46,7 @@ from forkmerge.problem.definition import Problem
 from forkmerge.problem.error_facts import note_moment
 from forkmerge.problem.randomness import derive, random_state_kept, set_random_state
 from forkmerge.problem.scoring import device_of
-from forkmerge.problem.search_metric import searched_by
+from forkmerge.problem.searched_evaluation import searched_by
 
 ModelOrFactory = nn.Module | Callable[[], nn.Module]
 P = ParamSpec("P")
@@ -80,9 +80,11 @@ class Algorithm(ABC):
     def settings(self, problem: Problem) -> Settings:
         """Return the fork–merge run that this algorithm is."""
 
-    def resolved(self, problem: Problem, model: nn.Module, seed: int, started: Mapping[str, Any]) -> Algorithm:
+    def resolved(
+        self, problem: Problem, model: nn.Module, seed: int, steps: int, started: Mapping[str, Any]
+    ) -> Algorithm:
         """Return the algorithm with every option named; `started` are those of the run that is resumed, if any."""
-        del problem, model, seed, started
+        del problem, model, seed, steps, started
         return self
 
     @one_at_a_time
@@ -140,11 +142,11 @@ class Algorithm(ABC):
         module = build_model(model, seed)
         place_model(module, where.devices)
         stored = started_config(folder, resume)
-        algorithm = self.resolved(problem.sealed(), module, seed, stored["algorithm"])
+        algorithm = self.resolved(problem.sealed(), module, seed, steps, stored["algorithm"])
         settings = algorithm.settings(problem)
-        sealed = searched_by(problem.sealed(), settings.search_by)
-        if rebuild is not None and settings.search_by is not None:
-            rebuild = partial(_rebuild_searched, rebuild, settings.search_by)
+        sealed = settings.searched(problem.sealed(), seed)
+        if rebuild is not None:
+            rebuild = partial(_rebuild_searched, rebuild, settings.search_by, settings.validation_examples, seed)
         options = training_options(optimizer, training, method=method_from(settings.method)).over(steps)
         if settings.keep_branches and folder is None:
             raise ProblemError("keep_branches=True needs a folder to keep them in: pass folder=….")
@@ -243,8 +245,8 @@ class Algorithm(ABC):
                 return _complete(run, execution.binding, state, store, send)
 
 
-def _rebuild_searched(rebuild: Callable[[], Problem], search_by: Any) -> Problem:
-    return searched_by(rebuild(), search_by)
+def _rebuild_searched(rebuild: Callable[[], Problem], search_by: Any, examples: int | None, seed: int) -> Problem:
+    return searched_by(rebuild(), search_by, examples, seed)
 
 
 def _moment(rounds: Rounds) -> str:

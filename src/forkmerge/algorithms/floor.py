@@ -79,9 +79,13 @@ def read_reference(store: RunFolder | NoStore) -> dict[str, Tensor] | None:
 def prefer_floor(run: RunState, selection: Selection, validator: Validator, steps: int) -> Selection:
     """Return the floor as the selection, its weights taken, if it scored better than the merge that was selected."""
     score = run.rounds[-1].floor_score
-    if score is None or run.floor is None or (selection.score is not None and score <= selection.score):
+    if score is None or run.floor is None:
+        return selection
+    metrics = validator.reported(validator.known_metrics(run.floor))
+    if validator.sees_a_sample:
+        score, metrics = validator.on_all(run.floor)
+    if score is None or (selection.score is not None and score <= selection.score):
         return selection
     run.merged.take_weights(run.floor)
     run.note("the unmerged target-only run validated better than the merge and is returned")
-    metrics = validator.reported(validator.known_metrics(run.floor))
     return replace(selection, final=FLOOR, score=score, metrics=metrics, step=steps, replays=False)

@@ -9,6 +9,8 @@ from typing import Any, Literal
 from torch import nn
 
 from forkmerge.algorithms.branches.default_form import has_costs, is_one_label_each, rule_for, smooth_metric
+from forkmerge.algorithms.branches.rotation import ROTATION, WIN_STAY
+from forkmerge.algorithms.branches.search_share import affordable_examples
 from forkmerge.algorithms.fit import Algorithm
 from forkmerge.algorithms.mixtures import ALONE, Given, Mixed, PerAuxiliary
 from forkmerge.algorithms.settings import GREEDY, Settings
@@ -48,6 +50,7 @@ _PAPER: dict[str, Any] = {
     "average_iterates": None,
     "layer_groups": None,
     "turns": "rotation",  # of branches that take turns, which there are none
+    "validation_examples": None,
 }
 """Every option of `ForkMerge`, as the paper has it."""
 
@@ -61,15 +64,16 @@ class ForkMerge(Settings, Algorithm):
 
     Λ* = argmax_Λ P̂(Σ_b Λ_b θ^b_{t+Δt}), every Δt steps (Alg. 1 with two branches, Alg. 2 in general).
 
-    Without branches named, every round trains the target alone and one auxiliary's branch; auxiliaries take turns, so
-    that the compute is that of two branches, whatever their number. An accuracy or AUC is searched by likelihood, and
-    among candidates that few validation examples cannot tell apart the one nearest to uniform is taken. The record
-    names what was chosen. With branches named, all of them train in every round, and defaults are the paper's, but for
-    `prune_keeps`: `ForkMerge("mixed")` is Alg. 1.
+    Without branches named, every round trains the target alone and one other branch: that of all auxiliaries first,
+    then, whenever the one that was trained got less than half of a merge, the next auxiliary's; so the compute is that
+    of two branches, whatever their number. An accuracy or AUC is searched by likelihood, among candidates that few
+    validation examples cannot tell apart the one nearest to uniform is taken, and of many examples a search sees as
+    many as cost a tenth of training. The record names what was chosen. With branches named, all of them train in every
+    round, and defaults are the paper's, but for `prune_keeps`: `ForkMerge("mixed")` is Alg. 1.
 
     Args:
         mixtures: The branches: a constructor such as `Mixed()`, `PerAuxiliary()` or `Rates()`, its name, or
-            `{name: {task: weight}}`. None takes `PerAuxiliary()`, in turn.
+            `{name: {task: weight}}`. None takes `PerAuxiliary(joint="sampled")`, in turn.
         interval: Δt, steps between merges; the last round is shortened to end at T. None makes five rounds, or ten
             where branches take turns.
         search: How coefficients are found; None takes `Grid()` for two branches and `Greedy()` for more.
@@ -110,7 +114,8 @@ class ForkMerge(Settings, Algorithm):
             that win in resamples of the examples. A merge is never worse on validation than its best branch by argmax,
             and never by more than the standard error of their difference by the others; `confidence` asks about what
             the rule has chosen. Both look at every example for every candidate; for metrics that add up over examples.
-            None takes "argmax"; without branches named, "one_standard_error" of at most 1,000 validation examples.
+            None takes "argmax"; without branches named, "one_standard_error" where a search sees at most 1,000
+            validation examples.
         per_round: How many branches with some of the auxiliaries, but not all, a round trains; those with none or all
             train in every round. After a merge the better half of them stays, at most, and the others rest for those
             that have rested longest, by the rule of `Rotation`: many auxiliaries cost no more than few. A branch that
@@ -130,7 +135,15 @@ class ForkMerge(Settings, Algorithm):
             fitted so: many groups need many validation examples. None has one for all.
         turns: How branches take turns where `per_round` says so: "rotation", in which all return, or "halving", in
             which the worse half by coefficient is left out for good whenever all that are left have had a turn: losing
-            branches get fewer steps, and few rounds are enough for many auxiliaries.
+            branches get fewer steps, and few rounds are enough for many auxiliaries; or "win_stay", in which a branch
+            stays for as long as it gets an equal share of the merges, at least, and a branch with all auxiliaries takes
+            turns, too, the first one. None takes "rotation"; without branches named, "win_stay", and with another one
+            there is no branch of all auxiliaries, which would train in every round.
+        validation_examples: Rank branches, search and select on so many validation examples, drawn once from the run's
+            seed; what is returned, and the floor, are measured on all of them, and a refit trains on all. What is
+            promised of a merge is promised on these examples. None sees all; without branches named, as many as make
+            ranking and search cost a tenth of training, counted in examples, but at least 256. `search_examples` draws
+            anew in every round, ranks and confirms on all, and saves less.
 
     Example:
         >>> import forkmerge as fm
@@ -164,20 +177,32 @@ class ForkMerge(Settings, Algorithm):
             return self
         evaluation = problem.target_validation
         fixed = isinstance(self.search, Search) and not self.search.guarded
+        turns = self.turns or WIN_STAY
         return replace(
             self,
-            mixtures=PerAuxiliary(),
+            mixtures=PerAuxiliary(joint="sampled" if turns == WIN_STAY else False),  # else it would train every round
             per_round=self.per_round or (1 if self.prune_to is None else None),
+            turns=turns,
             search_by=self.search_by or smooth_metric(evaluation),
-            rule=self.rule or (ARGMAX if fixed else rule_for(evaluation)),
+            rule=self.rule or (ARGMAX if fixed else rule_for(evaluation, self.validation_examples)),
         )
 
-    def resolved(self, problem: Problem, model: nn.Module, seed: int, started: Mapping[str, Any]) -> ForkMerge:
+    def resolved(
+        self, problem: Problem, model: nn.Module, seed: int, steps: int, started: Mapping[str, Any]
+    ) -> ForkMerge:
         """Return itself with every option named, by what the model predicts; a run that was started keeps its own."""
         if self.mixtures is not None:
             return self
         if started.get("mixtures", {}).get("kind") == Mixed.__name__:
-            return replace(self, mixtures=Mixed())  # the default of earlier versions
+            return replace(self, mixtures=Mixed())  # the default of the first version
+        if started and "validation_examples" not in started:  # that of the second
+            return replace(self, turns=self.turns or ROTATION)._by_predictions(problem, model, seed)
+        seen = self.validation_examples
+        if seen is None and self.search_examples is None:
+            seen = affordable_examples(self.settings(problem), problem, steps)
+        return replace(self, validation_examples=seen)._by_predictions(problem, model, seed)
+
+    def _by_predictions(self, problem: Problem, model: nn.Module, seed: int) -> ForkMerge:
         chosen = self.settings(problem)
         if self.search_by is None and chosen.search_by is not None and not is_one_label_each(problem, model, seed):
             chosen = replace(chosen, search_by=None)

@@ -35,7 +35,7 @@ from forkmerge.problem.metrics import Criterion, NotPerExample, accuracy
 from forkmerge.problem.not_finite import example_not_finite, measure_and_find
 from forkmerge.problem.randomness import derive, random_state_kept, set_random_state
 from forkmerge.problem.scoring import cost_reader, device_of, measure, modes_kept
-from forkmerge.problem.search_metric import reported_directions, search_directions
+from forkmerge.problem.searched_evaluation import of_every_example, reported_directions, search_directions
 
 _MOST_STEPS = 10**15  # which no machine does
 _MOST_THREADS = 256  # that a run may ask for on a small machine: as many as it was begun with on a large one
@@ -117,7 +117,7 @@ def check_metrics(problem: Problem, model: nn.Module, seed: int) -> None:
     """Measure the target once: a metric that fails, or gives no number, should do so now."""
     check_classes(problem, model, seed)
     try:
-        values, unpredicted = measure_and_find(model, problem.target_validation, seed)
+        values, unpredicted = measure_and_find(model, of_every_example(problem.target_validation), seed)
     except ProblemError:
         raise  # which says it all
     except Exception as error:
@@ -142,7 +142,7 @@ def check_metrics(problem: Problem, model: nn.Module, seed: int) -> None:
 
 def check_classes(problem: Problem, model: nn.Module, seed: int) -> None:
     """Refuse validation labels that accuracy could only count as errors, where they stand in tensors."""
-    evaluation = problem.target_validation
+    evaluation = of_every_example(problem.target_validation)
     extremes = extreme_examples(evaluation.dataset)
     if not extremes or not any(metric is accuracy for metric in evaluation.metrics.values()):
         return

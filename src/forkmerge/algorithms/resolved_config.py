@@ -27,6 +27,7 @@ from forkmerge.engine.training.options import Training
 from forkmerge.errors import ResourceError, StoreError, add_fact, command
 from forkmerge.moved_paths import current_paths
 from forkmerge.problem.definition import Problem
+from forkmerge.problem.searched_evaluation import of_every_example
 
 if TYPE_CHECKING:
     from forkmerge.algorithms.fit import Algorithm
@@ -170,6 +171,7 @@ _FORMER_OPTIONS: dict[str, dict[str, Any]] = {
         "average_iterates": None,
         "layer_groups": None,
         "turns": "rotation",
+        "validation_examples": None,
     },
     "GradNorm": {"softmax": False, "weighted_heads": True, "gradients": None},
     "MGDA": {"gradients": None},
@@ -294,7 +296,7 @@ def _describe_problem(problem: Problem) -> dict[str, Any]:
         name: {"tasks": list(s.tasks), "examples": s.size, "batch_size": s.batch_size}
         for name, s in problem.stream_map.items()
     }
-    evaluation = problem.target_validation
+    evaluation = of_every_example(problem.target_validation)
     return {
         "target": problem.target,
         "weights": problem.weights,

@@ -12,6 +12,7 @@ from forkmerge.algorithms.branches.iterates import add_iterates, with_means
 from forkmerge.algorithms.branches.next_branches import next_branches
 from forkmerge.algorithms.branches.probes import score_probes
 from forkmerge.algorithms.branches.rotation import go_on_with
+from forkmerge.algorithms.branches.search_share import share_note
 from forkmerge.algorithms.branches.shared_training import SharedTraining
 from forkmerge.algorithms.branches.tail import RoundSteps
 from forkmerge.algorithms.checkpoint import Phase, RunState, Snapshot, read_rounds
@@ -132,7 +133,7 @@ class Rounds:
         self.events.start_search(self.state, self.steps, target=self.target, seed=self.job.seed, branch_bytes=kept)
         training = self.job.training
         groups = 1 if self.end.groups is None else len(self.end.groups.names)
-        cost = settings.cost_note(problem, mixtures, self.steps, training, groups)
+        cost = share_note(settings, problem, mixtures, self.steps, training.accumulate, groups)
         notes = training.rate_note(self.binding.optimizer), cost, rotation.note(rounds)
         self.state.notes += [note for note in notes if note]
         if not settings.needs_search(len(mixtures)):
@@ -323,7 +324,11 @@ class Rounds:
         """Choose the model among the last or best merge and the floor; start the refit if there is one."""
         check_run(self.state, self.job.problem, self.job.training, self.job.seed)
         run = self.state
-        selection = prefer_floor(run, run.select_merge(self.settings.select), self.validator, self.steps)
+        selection = run.select_merge(self.settings.select)
+        if self.validator.sees_a_sample:
+            score, measured = self.validator.on_all(run.merged)
+            selection = replace(selection, score=score, metrics=measured)
+        selection = prefer_floor(run, selection, self.validator, self.steps)
         metrics = selection.metrics or self.validator.reported(self.validator.metrics(run.merged))
         run.selection = replace(selection, metrics=metrics)
         self.events.select(run)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from forkmerge.algorithms.branches.rotation import HALVING, ROTATION, Rotation
+from forkmerge.algorithms.branches.rotation import HALVING, ROTATION, WIN_STAY, Rotation, Turns
 from forkmerge.algorithms.mixtures import Mixtures, check_mixtures, mixtures_from, scale_auxiliaries
 from forkmerge.engine.executors.resources import check_descriptors
 from forkmerge.engine.merging.group_search import group_evaluations
@@ -17,23 +17,22 @@ from forkmerge.engine.merging.searches import Fixed, Greedy, Grid, Search, searc
 from forkmerge.engine.storage.run_folder import CHECKPOINTS_KEPT
 from forkmerge.engine.training.model_binding import ModelBinding
 from forkmerge.engine.training.optimizers import state_share
-from forkmerge.engine.training.options import Mixture, Training
+from forkmerge.engine.training.options import Mixture
 from forkmerge.engine.training.state import StateSizes
 from forkmerge.errors import ProblemError, check_count, check_flag
 from forkmerge.methods import Method, method_from
 from forkmerge.problem.definition import Problem
-from forkmerge.problem.search_metric import check_search_by
+from forkmerge.problem.searched_evaluation import check_search_by, searched_by
 
 GRID, GREEDY = Grid(5), Greedy((0.0, 0.2, 0.4, 0.6, 0.8, 1.0))
 """The paper's searches for two branches and for more, whatever their own defaults become."""
 
 _ROUNDS, _ROUNDS_IN_TURN = 5, 10
 """Of a run whose interval nobody has named: branches that take turns need some."""
-_PASSES_OF_STEP, _MOST_SEARCH = 3, 0.1  # forward and backward, in forward passes; the share of training that is much
 _FLAGS = ("refit", "floor", "keep_branches")
 _COUNTS = (
     *("interval", "search_examples", "validate_every", "bn_batches", "prune_to", "prune_after", "per_round"),
-    *("previous_merges", "average_iterates"),
+    *("previous_merges", "average_iterates", "validation_examples"),
 )
 PREVIOUS = "previous merge"
 """How coefficients call the merge before, which is what the branches were forked from."""
@@ -45,7 +44,7 @@ _CHOICES = {
     "rule": RULES,
     "prune_keeps": ("target", "largest"),
     "tail_anneal": ("linear", "none"),
-    "turns": (ROTATION, HALVING),
+    "turns": (ROTATION, HALVING, WIN_STAY),
 }
 
 
@@ -81,18 +80,20 @@ class Settings:
     previous_merges: int | None = None
     average_iterates: int | None = None
     layer_groups: Literal["modules"] | Mapping[str, str | Sequence[str]] | None = None
-    turns: Literal["rotation", "halving"] = "rotation"
+    turns: Turns | None = None
+    validation_examples: int | None = None
 
     def __post_init__(self) -> None:
         if self.mixtures is not None:
             object.__setattr__(self, "mixtures", mixtures_from(self.mixtures))
             object.__setattr__(self, "rule", self.rule or ARGMAX)
+            object.__setattr__(self, "turns", self.turns or ROTATION)
         object.__setattr__(self, "search", search_from(self.search))
         object.__setattr__(self, "method", method_from(self.method))
         check_search_by(self.search_by)
         check_layer_groups(self.layer_groups)
         for name, allowed in _CHOICES.items():
-            if getattr(self, name) not in allowed and (name, getattr(self, name)) != ("rule", None):
+            if getattr(self, name) not in (*allowed, *([None] if name in ("rule", "turns") else [])):
                 raise ProblemError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}.")
         for name in _FLAGS:
             check_flag(name, getattr(self, name))
@@ -118,6 +119,10 @@ class Settings:
         sure = self.confidence
         if sure is not None and (isinstance(sure, bool) or not isinstance(sure, int | float) or not 0 < sure < 1):
             raise ProblemError(f"confidence must be a number between 0 and 1, such as 0.9, or None, got {sure!r}.")
+
+    def searched(self, problem: Problem, seed: int) -> Problem:
+        """The sealed problem as branches are ranked, merges searched and selected on it."""
+        return searched_by(problem, self.search_by, self.validation_examples, seed)
 
     @property
     def constructor(self) -> Mixtures:
@@ -152,7 +157,7 @@ class Settings:
         """Which of the branches every round trains; without scores of probes, how many is right."""
         scores = dict.fromkeys((probe.name for probe in self.probes(problem)), 0.0)
         mixtures = self.branches(problem, scores if probe_scores is None else probe_scores)
-        return Rotation(mixtures, problem.auxiliaries, self.per_round, self.turns)
+        return Rotation(mixtures, problem.auxiliaries, self.per_round, self.turns or ROTATION)
 
     def probes(self, problem: Problem) -> list[Mixture]:
         """Short runs that come before, auxiliary weights scaled; most constructors have none."""
@@ -212,29 +217,6 @@ class Settings:
 
     def _most_branches(self, problem: Problem) -> int:
         return len(self.rotation(problem).first())
-
-    def cost_note(
-        self, problem: Problem, mixtures: Sequence[Mixture], steps: int, training: Training, groups: int = 1
-    ) -> str | None:
-        """Say it where a rule makes ranking and search take more than a tenth of training, counted in examples."""
-        size, count = problem.target_validation.size, len(mixtures)
-        if self.rule == ARGMAX or count < 2:
-            return None
-        sizes = [(stream.tasks, stream.batch_size * training.accumulate) for stream in problem.stream_map.values()]
-        per_step = sum(batch for m in mixtures for tasks, batch in sizes if m.active(tasks))
-        trained = _PASSES_OF_STEP * per_step * self.interval_of(steps)
-        ranked = self.entrants(count) + (count if self.average_iterates else 0)
-        candidates = self.evaluations(count, groups) - self.entrants(count) + 1
-        seen = min(self.search_examples or size, size)
-        share = (ranked * size + candidates * seen) / trained
-        if share <= _MOST_SEARCH:
-            return None
-        fewer = int((_MOST_SEARCH * trained - ranked * size) / candidates)
-        advice = f"search_examples={fewer}" if fewer >= 2 else "a longer interval"
-        return (
-            f"rule={self.rule!r} looks at {seen} validation examples for each of up to {candidates} candidates: "
-            f"ranking and search take about {share:.0%} of training; {advice} makes it {_MOST_SEARCH:.0%}"
-        )
 
     def interval_of(self, steps: int) -> int:
         """Δt for a run of `steps` steps."""

@@ -27,7 +27,7 @@ from forkmerge.problem.example_order import sample_indices
 from forkmerge.problem.metrics import Criterion, ExampleCosts, NotPerExample
 from forkmerge.problem.randomness import random_state_kept
 from forkmerge.problem.scoring import cost_reader, evaluating, other_metrics, read_metrics
-from forkmerge.problem.search_metric import reported_directions, search_directions
+from forkmerge.problem.searched_evaluation import of_every_example, reported_directions, search_directions
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,7 @@ class Validator:
         self.criterion = Criterion(search_directions(self.evaluation))
         self._reported = Criterion(reported_directions(self.evaluation))
         self.search_examples = search_examples
+        self._every = of_every_example(self.evaluation)
         reader = cost_reader(self.evaluation, seed)
         self._reader = reader
         self._can_race = reader is not None and reader.falls_with_costs
@@ -79,6 +80,19 @@ class Validator:
             self.criterion = self.criterion.with_reference(reference)
         if len(self._reported.directions) > 1:
             self._reported = self._reported.with_reference(reference)
+
+    @property
+    def sees_a_sample(self) -> bool:
+        """Whether there are more validation examples than those that states are scored on."""
+        return self._every is not self.evaluation
+
+    def on_all(self, state: State) -> tuple[float | None, dict[str, float]]:
+        """Return score and metrics, of those that the target is reported in, on every validation example there is."""
+        if not state.is_finite():
+            return None, {}
+        self.binding.attach_weights(state)
+        metrics = self.reported(read_metrics(self.binding.model, self._every, None, self.seed)[0])
+        return self.report(metrics), metrics
 
     @property
     def needs_reference(self) -> bool:

@@ -17,7 +17,7 @@ from forkmerge.engine.merging.rules import CostTable
 from forkmerge.problem.definition import Evaluation
 from forkmerge.problem.metrics import Criterion, ExampleCosts
 from forkmerge.problem.scoring import cost_reader, read_metrics
-from forkmerge.problem.search_metric import search_directions
+from forkmerge.problem.searched_evaluation import search_directions
 
 
 class CombinationScores:

@@ -39,11 +39,10 @@ from forkmerge.problem.definition import Evaluation, Problem
 from forkmerge.problem.example_order import sample_indices
 from forkmerge.problem.metrics import Criterion
 from forkmerge.problem.randomness import derive
-from forkmerge.problem.search_metric import (
+from forkmerge.problem.searched_evaluation import (
     SearchedEvaluation,
     reported_directions,
     search_directions,
-    searched_by,
     with_metrics,
     with_search_metric,
 )
@@ -225,7 +224,9 @@ class SavedRound:
     def _searched_alike(self, data: Evaluation) -> Evaluation:
         """Return other data searched by the metric that the run searched by, where it chose one."""
         own = self.evaluation
-        return with_search_metric(data, own.metrics[own.search_by]) if isinstance(own, SearchedEvaluation) else data
+        if not isinstance(own, SearchedEvaluation) or not own.search_by:
+            return data
+        return with_search_metric(data, own.metrics[own.search_by])
 
     def _unknown(self, branch: str) -> ProblemError:
         return ProblemError(f"round {self.record.index}: " + unknown_name("branch", branch, self.names))
@@ -258,9 +259,9 @@ def open_round(folder: str | os.PathLike[str], recipe: Recipe, index: int) -> Sa
     saved = store.load_branches(index)
     seed, model = run.seed, build_model(recipe.model, run.seed)
     place_model(model, check_devices(recipe.options.get("devices")))
-    algorithm = recipe.algorithm.resolved(recipe.problem.sealed(), model, seed, store.config["algorithm"])
+    algorithm = recipe.algorithm.resolved(recipe.problem.sealed(), model, seed, run.steps, store.config["algorithm"])
     settings = algorithm.settings(recipe.problem)
-    problem = searched_by(recipe.problem.sealed(), settings.search_by)
+    problem = settings.searched(recipe.problem.sealed(), seed)
     _check_replayable(settings, len(saved), os.fspath(folder))
     training = Training(
         recipe.optimizer,

@@ -36,7 +36,7 @@ from forkmerge.experiments.recipe import Recipe
 from forkmerge.experiments.short_training import short_training
 from forkmerge.problem.definition import Problem
 from forkmerge.problem.scoring import measure
-from forkmerge.problem.search_metric import searched_by
+from forkmerge.problem.searched_evaluation import of_every_example
 
 
 @dataclass(frozen=True)
@@ -109,8 +109,8 @@ def estimate_run(recipe: Recipe, *, workers: int | None = None, timed_steps: int
     check_numbers(steps, options.get("seed", 0), options.get("threads"))
     seed = options.get("seed", 0)
     model = build_model(lambda: first_model(recipe.model), seed)
-    settings = algorithm.resolved(recipe.problem.sealed(), model, seed, {}).settings(recipe.problem)
-    problem = searched_by(recipe.problem.sealed(), settings.search_by)
+    settings = algorithm.resolved(recipe.problem.sealed(), model, seed, steps, {}).settings(recipe.problem)
+    problem = settings.searched(recipe.problem.sealed(), seed)
     threads = options.get("threads") or executor.threads
     with short_training(recipe, settings, model, seed) as training:
         # Loader processes, too, take long to start; without them, times are upper bounds.
@@ -204,9 +204,10 @@ def _count_passes(
     settings: Settings, problem: Problem, rounds: Sequence[RoundSize], probes: int, groups: int
 ) -> dict[str, float]:
     """Return the validation passes of the first merge and of the whole search, at most."""
-    if not settings.needs_search(rounds[0].branches):
-        return {"per merge": 0.0, "total": 1.0}  # the one that tries the metrics before training
     examples = problem.target_validation.size
+    whole = of_every_example(problem.target_validation).size / examples  # a pass over all, where searches see a sample
+    if not settings.needs_search(rounds[0].branches):
+        return {"per merge": 0.0, "total": whole}  # the one that tries the metrics before training
     share = min(settings.search_examples or examples, examples) / examples
     snapshots = settings.checkpoint != "last"
     every = settings.validate_every_of(sum(r.count * r.steps for r in rounds))
@@ -223,7 +224,8 @@ def _count_passes(
         searched = blends if settings.search_for(entrants).guarded else 0
         return ranked + (blends > 0) + r.has_floor + share * (entrants + searched)
 
-    total = sum(r.count * of(r) for r in rounds) + probes + 1  # the one that tries the metrics before training
+    total = sum(r.count * of(r) for r in rounds) + probes + whole  # the last one tries the metrics before training
+    total += whole * (1 + settings.floor) if whole > 1 else 0.0  # what is returned, or the floor, measured on all
     return {"per merge": of(rounds[0]), "total": total}
 
 

@@ -15,7 +15,6 @@ from forkmerge.engine.executors.devices import check_devices, place_model
 from forkmerge.engine.training.memory_format import memory_format
 from forkmerge.engine.training.options import Training
 from forkmerge.experiments.recipe import Recipe
-from forkmerge.problem.search_metric import searched_by
 
 
 @contextmanager
@@ -32,7 +31,7 @@ def short_training(recipe: Recipe, settings: Settings, model: nn.Module, seed: i
     options = {key: value for key, value in {"method": settings.method, **recipe.options}.items() if key in names}
     training = Training(recipe.optimizer, **options).over(recipe.steps)
     place_model(model, check_devices(recipe.options.get("devices")))
-    problem = searched_by(recipe.problem.sealed(), settings.search_by)
+    problem = settings.searched(recipe.problem.sealed(), seed)
     check = partial(check_run, problem, model, training, settings, seed)
     with memory_format(model, training.channels_last, training.precision, check) as is_channels_last:
         # A compiler takes longer to start than a few steps take.

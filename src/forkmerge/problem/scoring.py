@@ -18,7 +18,7 @@ from forkmerge.problem.error_facts import describe, note_origin
 from forkmerge.problem.exact_sum import rounded
 from forkmerge.problem.metrics import ExampleCosts, MeanCost, NotPerExample, checked_costs, cost_rows, values_of_sums
 from forkmerge.problem.randomness import derive, random_state_kept, set_random_state
-from forkmerge.problem.search_metric import measured_by, search_directions
+from forkmerge.problem.searched_evaluation import measured_by, search_directions
 
 
 @contextmanager

@@ -49,14 +49,15 @@ def part(dataset: Dataset[Any], count: int | None = None) -> tuple[Dataset[Any],
     order = torch.randperm(size_of(dataset), generator=torch.Generator().manual_seed(0))
     count = len(order) // 3 if count is None else count
     parts = order[count:].sort().values, order[:count].sort().values
-    first, second = (_rows_of(dataset, rows) for rows in parts)
+    first, second = (rows_of(dataset, rows.tolist()) for rows in parts)
     return first, second
 
 
-def _rows_of(dataset: Dataset[Any], rows: Tensor) -> Dataset[Any]:
+def rows_of(dataset: Dataset[Any], rows: list[int]) -> Dataset[Any]:
+    """Return some examples of a data set, in the order of their indices."""
     if type(dataset) is TensorDataset:
-        return TensorDataset(*(column[rows] for column in dataset.tensors))
-    return Subset(dataset, rows.tolist())
+        return TensorDataset(*(column[torch.tensor(rows)] for column in dataset.tensors))
+    return Subset(dataset, rows)
 
 
 def join(first: Dataset[Any], second: Dataset[Any]) -> Dataset[Any]:

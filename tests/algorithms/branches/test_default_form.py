@@ -12,6 +12,7 @@ from torch.utils.data import TensorDataset
 
 import forkmerge as fm
 from forkmerge.algorithms.branches.default_form import FEW
+from forkmerge.algorithms.branches.search_share import LEAST
 from forkmerge.algorithms.events import RoundFinished
 from forkmerge.algorithms.resolved_config import open_run
 from problems import Stopped, fit, plain_net, shared_problem
@@ -71,8 +72,27 @@ def test_accuracy_on_few_examples_is_searched_by_likelihood_against_its_noise():
     assert all(len(each.branches) == 2 for each in run.rounds)
 
 
-def test_with_many_examples_the_best_candidate_is_taken():
-    assert chosen(fitted(problem_of(fm.accuracy, examples=FEW + 1), Net())) == ("PerAuxiliary", 1, "nll", "argmax")
+def test_of_many_examples_a_search_sees_as_many_as_cost_a_tenth_of_training():
+    run = fitted(problem_of(fm.accuracy, examples=FEW + 1), Net())
+    assert chosen(run) == ("PerAuxiliary", 1, "nll", "one_standard_error")
+    assert run.settings["algorithm"]["validation_examples"] == LEAST
+    assert run.metrics["accuracy"] * (FEW + 1) == pytest.approx(round(run.metrics["accuracy"] * (FEW + 1)))
+
+
+def test_where_all_of_many_examples_are_looked_at_the_best_candidate_is_taken():
+    every = fm.ForkMerge(interval=2, validation_examples=FEW + 1)
+    assert chosen(fitted(problem_of(fm.accuracy, examples=FEW + 1), Net(), every)) == (
+        "PerAuxiliary",
+        1,
+        "nll",
+        "argmax",
+    )
+
+
+def test_the_first_round_trains_the_branch_of_all_auxiliaries():
+    run = fitted(problem_of(fm.accuracy), Net())
+    assert list(run.rounds[0].branches) == ["alone", "joint"]
+    assert run.settings["algorithm"]["turns"] == "win_stay"
 
 
 def test_a_metric_that_is_smooth_is_searched_by_itself():
@@ -126,7 +146,17 @@ def test_a_run_that_an_earlier_version_began_keeps_its_two_branches(tmp_path):
     assert [list(each.branches) for each in resumed.rounds] == [["alone", "joint"]] * len(whole.rounds)
 
 
-def test_a_run_in_turn_resumes_with_what_it_chose(tmp_path):
+def test_a_run_that_an_earlier_version_began_keeps_its_rotation_and_all_validation_examples():
+    problem, options = problem_of(fm.accuracy, examples=FEW + 1), ("turns", "validation_examples", "rule", "mixtures")
+    for turns in (None, "halving"):
+        started = {"mixtures": {"kind": "PerAuxiliary", "joint": False}, "turns": turns or "rotation"}
+        resumed = fm.ForkMerge(interval=2, turns=turns).resolved(problem, Net(), 0, 4, started)
+        assert [getattr(resumed, name) for name in options] == [
+            turns or "rotation", None, "argmax", fm.PerAuxiliary(),
+        ]  # fmt: skip
+
+
+def test_a_run_resumes_with_what_it_chose(tmp_path):
     problem, model = problem_of(fm.accuracy), Net
     options = {"model": model, "optimizer": fm.OptimizerOf("SGD", lr=0.1), "steps": 4, "threads": 1}
     with pytest.raises(Stopped):

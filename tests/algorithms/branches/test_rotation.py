@@ -17,7 +17,7 @@ from forkmerge.algorithms.checkpoint import Phase, RunState
 from forkmerge.algorithms.run_record import Run
 from forkmerge.engine.training.options import Mixture
 from forkmerge.engine.training.state import State
-from naive_forkmerge import halve, take_turns
+from naive_forkmerge import halve, stay_or_shift, take_turns
 from problems import ADAM, Stopped, fit, noisy_net, shared_problem, stop_at
 
 MANY = {
@@ -258,3 +258,48 @@ def test_halving_resumes_and_its_refit_trains_the_same_turns(tmp_path):
     assert sum(r.branches.keys() >= {"little odd"} for r in whole.searched) >= 1
     note = "1 of 4 branches may never have a turn in 3 rounds: with per_round=1 that takes 4 rounds"
     assert note in fit(turns(per_round=1, turns="halving"), steps=6).notes
+
+
+def test_winners_stay_and_the_joint_branch_comes_first():
+    rotation = Rotation([Mixture(name, weights) for name, weights in MANY.items()], ("aux", "odd"), 1, "win_stay")
+    assert rotation.turning == ["joint", *TURNING]
+    assert [mixture.name for mixture in rotation.first()] == ["alone", "joint"]
+    joint, aux = ({"alone": 1 - share, name: share} for name, share in (("joint", 0.5), ("aux", 0.4)))
+    assert rotation.after([(joint, joint)]) == ["alone", "joint"], "an equal share is a win"
+    lost = {"alone": 0.6, "joint": 0.4}
+    assert rotation.after([(joint, joint), (lost, lost)]) == ["alone", "aux"]
+    assert rotation.after([(joint, joint), (lost, lost), (aux, aux)]) == ["alone", "odd"]
+
+
+def test_thirds_of_a_merge_are_equal_shares():
+    rotation = Rotation([Mixture(name, weights) for name, weights in MANY.items()], ("aux", "odd"), 2, "win_stay")
+    thirds = {"alone": 1 - 2 * (1 / 3), "joint": 1 / 3, "aux": 1 - 2 / 3 - 1e-16}
+    assert rotation.after([(thirds, thirds)]) == ["alone", "aux", "joint"]
+
+
+def test_win_stay_is_the_queue_of_a_plain_loop():
+    draw = random.Random(2)
+    for _ in range(200):
+        count, places = draw.randint(2, 9), draw.randint(1, 4)
+        names = [f"b{index}" for index in range(count)]
+        mixtures = [Mixture("alone", {"tgt": 1.0}), *(Mixture(name, {"tgt": 1.0, name: 1.0}) for name in names)]
+        rotation = Rotation(mixtures, names, places, "win_stay")
+        if count <= places:
+            continue
+        trained, queue, history = names[:places], names[places:], []
+        for _ in range(10):
+            shares = {name: draw.choice([0.0, 0.1, 0.2, 0.5, 0.8]) for name in trained}
+            history.append((["alone", *trained], shares))
+            called, queue = stay_or_shift(trained, shares, queue, places + 1)
+            trained = [name for name in names if name in called]
+            assert rotation.after(history) == ["alone", *trained]
+
+
+def test_win_stay_resumes_and_its_refit_trains_the_same_turns(tmp_path):
+    algorithm = turns(per_round=1, turns="win_stay", refit=True)
+    options = {"net": noisy_net, "optimizer": ADAM, "steps": 14}
+    whole = fit(algorithm, **options)
+    with pytest.raises(Stopped):
+        fit(algorithm, **options, folder=tmp_path / "run", on_event=stop_at(11), checkpoint_every=1)
+    assert_same_run(fit(algorithm, **options, folder=tmp_path / "run", resume=True), whole)
+    assert {len(r.branches) for r in whole.rounds if r.phase == "search"} == {2}

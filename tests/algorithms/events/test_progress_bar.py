@@ -23,11 +23,11 @@ import sys
 import forkmerge as fm
 from problems import fit
 
-algorithm = fm.ForkMerge({"[red]": {"tgt": 1.0}, "joint": {"tgt": 1.0, "aux": 1.0}}, interval=60)
-fit(algorithm, steps=120, progress=False)
+algorithm = fm.ForkMerge({"[red]": {"tgt": 1.0}, "joint": {"tgt": 1.0, "aux": 1.0}}, interval=300)
+fit(algorithm, steps=600, progress=False)
 print("printed to stdout", "rich" in sys.modules)
 print("after silence", file=sys.stderr)
-fit(algorithm, steps=120)
+fit(algorithm, steps=600)
 print("printed to stdout", "rich" in sys.modules)
 """
 
@@ -61,7 +61,7 @@ def test_a_terminal_shows_a_bar_where_one_is_wanted_and_what_is_printed_goes_whe
     printed, shown = run_script(terminal=True)
     silence, _, bar = shown.partition("after silence")
     assert silence == ""
-    assert re.search(r"search [12]/2  (\[red\]|joint)  step \d+/120", bar)
+    assert re.search(r"search [12]/2  (\[red\]|joint)  step \d+/600", bar)
     assert "%" in bar
     assert printed.splitlines() == ["printed to stdout False", "printed to stdout True"]
 

@@ -6,7 +6,7 @@ import pytest
 
 import forkmerge as fm
 from compare_problem import recipe
-from forkmerge.experiments.compared.method_words import ABOUT, IN_TURN, RUNS
+from forkmerge.experiments.compared.method_words import ABOUT, IN_TURN, RUNS, WIN_STAY
 from forkmerge.experiments.compared_methods import compared_method_from, equal_compute_words
 
 
@@ -18,13 +18,20 @@ def test_a_word_makes_an_algorithm_and_is_explained(word):
     assert len(ABOUT[word]) > 10
 
 
-def test_in_turn_is_what_forkmerge_does_when_no_branches_are_named():
+def test_win_stay_is_what_forkmerge_does_when_no_branches_are_named():
+    problem = recipe().problem
+    made = compared_method_from(WIN_STAY).algorithm(recipe(), refit=False).settings(problem)
+    assert made.mixtures == fm.PerAuxiliary(joint="sampled")
+    assert (made.per_round, made.turns) == (1, "win_stay")
+    assert made == fm.ForkMerge(interval=recipe().algorithm.interval).settings(problem)
+
+
+def test_in_turn_has_no_joint_branch():
     problem = recipe().problem
     made = compared_method_from(IN_TURN).algorithm(recipe(), refit=False).settings(problem)
-    own = recipe().algorithm
     assert made.mixtures == fm.PerAuxiliary()
-    assert made.per_round == 1
-    assert made == fm.ForkMerge(interval=own.interval).settings(problem)
+    assert (made.per_round, made.turns) == (1, "rotation")
+    assert made == fm.ForkMerge(interval=recipe().algorithm.interval, turns="rotation").settings(problem)
 
 
 def test_the_other_forms_train_all_their_branches_and_take_the_best_candidate():
@@ -33,9 +40,10 @@ def test_the_other_forms_train_all_their_branches_and_take_the_best_candidate():
         assert (made.per_round, made.rule, made.search_by) == (None, "argmax", None)
 
 
-def test_equal_compute_of_branches_in_turn_has_no_merge_at_the_end_alone():
-    method = compared_method_from(IN_TURN)
-    words = equal_compute_words([method], {method.word: 2}, {method.word: ""})
-    assert f"{IN_TURN}-uniform" in words
-    assert f"{IN_TURN}-once" not in words
-    assert "stl-average:2" in words
+def test_equal_compute_of_branches_that_take_turns_has_no_merge_at_the_end_alone():
+    for word in (WIN_STAY, IN_TURN):
+        method = compared_method_from(word)
+        words = equal_compute_words([method], {method.word: 2}, {method.word: ""})
+        assert f"{IN_TURN}-uniform" in words
+        assert f"{word}-once" not in words
+        assert "stl-average:2" in words

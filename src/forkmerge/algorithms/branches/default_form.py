@@ -15,7 +15,7 @@ from forkmerge.problem.definition import Evaluation, Problem
 from forkmerge.problem.metrics import MeanCost, NotPerExample, accuracy, nll
 from forkmerge.problem.randomness import random_state_kept
 from forkmerge.problem.scoring import cost_reader, measure
-from forkmerge.problem.search_metric import reported_directions, with_search_metric
+from forkmerge.problem.searched_evaluation import reported_directions, with_search_metric
 
 FEW = 1000
 """Validation examples up to which a merge is chosen against their noise, with a pass over all for every candidate."""
@@ -27,11 +27,11 @@ def smooth_metric(evaluation: Evaluation) -> str | None:
     return nll.name if len(names) == 1 and evaluation.metrics[names[0]] in (accuracy, auc) else None
 
 
-def rule_for(evaluation: Evaluation) -> RuleName:
-    """Return the rule for so many examples, as far as the metric and their number say it."""
+def rule_for(evaluation: Evaluation, seen: int | None) -> RuleName:
+    """Return the rule for so many examples, as far as the metric and the number of those that are seen say it."""
     names = list(reported_directions(evaluation))
     adds_up = smooth_metric(evaluation) or (len(names) == 1 and isinstance(evaluation.metrics[names[0]], MeanCost))
-    return ONE_STANDARD_ERROR if adds_up and evaluation.size <= FEW else ARGMAX
+    return ONE_STANDARD_ERROR if adds_up and min(seen or evaluation.size, evaluation.size) <= FEW else ARGMAX
 
 
 def is_one_label_each(problem: Problem, model: nn.Module, seed: int) -> bool:

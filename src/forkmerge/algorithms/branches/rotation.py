@@ -3,19 +3,29 @@
 A branch takes turns if it trains on some of the auxiliaries; those with none of them, or all, train in every round.
 After a merge the better half of those that took their turn stays, and the others rest: the branches that have rested
 longest, or were never trained, take their places. Or, by successive halving, the worse half of them is left out for
-good whenever all have had a turn. Everything follows from the rounds that are recorded.
+good whenever all have had a turn. Or, by the rule called win-stay, lose-shift, whoever got its share of the merge
+stays; a branch with all auxiliaries then takes turns, too. Everything follows from the rounds that are recorded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from forkmerge.algorithms.checkpoint import RunState
 from forkmerge.engine.training.options import Mixture
 from forkmerge.engine.training.state import State
 
-ROTATION, HALVING = "rotation", "halving"
+Turns = Literal["rotation", "halving", "win_stay"]
+"""How branches take turns."""
+
+ROTATION: Turns = "rotation"
+HALVING: Turns = "halving"
+WIN_STAY: Turns = "win_stay"
+
+_EQUAL = 1 - 1e-9
+"""An equal share of a merge, times the number of its branches: thirds do not add up to 1 exactly."""
 
 Turn = tuple[Collection[str], Mapping[str, float]]
 """The branches that a round trained, and the coefficients of its merge."""
@@ -29,22 +39,26 @@ class Rotation:
         mixtures: All branches.
         auxiliaries: The auxiliary tasks.
         per_round: How many of those that take turns a round trains; None trains all.
-        turns: "rotation", in which everybody returns, or "halving".
+        turns: "rotation", in which everybody returns, "halving", or "win_stay".
     """
 
     mixtures: Sequence[Mixture]
     auxiliaries: Sequence[str]
     per_round: int | None
-    turns: str = ROTATION
+    turns: Turns = ROTATION
 
     @property
     def turning(self) -> list[str]:
-        """The branches that take turns; none where a round trains all of them."""
-        names = [m.name for m in self.mixtures if 0 < len(m.active(self.auxiliaries)) < len(self.auxiliaries)]
+        """The branches that take turns, by when their first one is; none where a round trains all of them."""
+        counts = {mixture.name: len(mixture.active(self.auxiliaries)) for mixture in self.mixtures}
+        if self.turns == WIN_STAY:
+            names = sorted((name for name, count in counts.items() if count), key=lambda name: -counts[name])
+        else:
+            names = [name for name, count in counts.items() if 0 < count < len(self.auxiliaries)]
         return names if self.per_round is not None and len(names) > self.per_round else []
 
     def first(self) -> list[Mixture]:
-        """Return the branches of the first round: of those that take turns the first ones listed."""
+        """Return the branches of the first round: of those that take turns the first ones."""
         return self._with(self.turning[: self.per_round])
 
     def after(self, turns: Sequence[Turn]) -> list[str]:
@@ -58,11 +72,20 @@ class Rotation:
         and no fewer than a round trains, has another one, and so on. Where fewer are left to have a turn than a round
         trains, those of the largest coefficients have one more.
 
+        By win-stay, lose-shift, those with the most auxiliaries come first. Whoever got at least an equal share of the
+        merge, one over the number of the branches that were trained, stays; for the others come those whose last turn
+        was longest ago.
+
         Args:
             turns: The rounds so far.
+
+        References:
+            Robbins, Some aspects of the sequential design of experiments, 1952: stay with a winner, shift from a loser.
         """
-        if self.turns == HALVING:
-            return [mixture.name for mixture in self._with(self._halved(turns))]
+        chosen = {ROTATION: self._rotated, HALVING: self._halved, WIN_STAY: self._shifted}[self.turns](turns)
+        return [mixture.name for mixture in self._with(chosen)]
+
+    def _rotated(self, turns: Sequence[Turn]) -> list[str]:
         turning, count = self.turning, self.per_round or 0
         latest: dict[str, int] = {}
         shares: dict[str, float] = {}
@@ -75,7 +98,14 @@ class Rotation:
             (name for name in turning if name not in staying),
             key=lambda name: (latest.get(name, 0), -shares.get(name, 0.0)),
         )
-        return [mixture.name for mixture in self._with([*staying, *others[: count - len(staying)]])]
+        return [*staying, *others[: count - len(staying)]]
+
+    def _shifted(self, turns: Sequence[Turn]) -> list[str]:
+        latest = {name: index for index, (trained, _) in enumerate(turns, 1) for name in trained}
+        trained, coefficients = turns[-1]
+        staying = [n for n in self.turning if n in trained and coefficients.get(n, 0.0) * len(trained) >= _EQUAL]
+        others = sorted((n for n in self.turning if n not in staying), key=lambda name: latest.get(name, 0))
+        return [*staying, *others[: (self.per_round or 0) - len(staying)]]
 
     def _halved(self, turns: Sequence[Turn]) -> list[str]:
         left, count = self.turning, self.per_round or 0
@@ -93,7 +123,7 @@ class Rotation:
     def note(self, rounds: int) -> str | None:
         """Say it where there are too few rounds for every branch to have a turn."""
         waiting, count = len(self.turning) - (self.per_round or 0), self.per_round or 0
-        fresh = count if self.turns == HALVING else count - count // 2  # in every round after the first
+        fresh = count - count // 2 if self.turns == ROTATION else count  # in every round after the first
         if not self.turning or waiting <= (rounds - 1) * fresh:
             return None
         never = waiting - (rounds - 1) * fresh

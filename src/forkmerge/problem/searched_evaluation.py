@@ -1,4 +1,4 @@
-"""The metric that a search goes by, where that is not what the target is reported in."""
+"""What searches see of the target's validation data, where that is not all: another metric, or fewer examples."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from torch.utils.data import Dataset
+
 from forkmerge.errors import ProblemError, unknown_name
 from forkmerge.problem.definition import Evaluation, Metric, Problem
+from forkmerge.problem.example_order import sample_indices
 from forkmerge.problem.metrics import absolute_error, accuracy, nll
+from forkmerge.problem.split_dataset import rows_of
 
 BUILT_IN = {metric.name: metric for metric in (accuracy, nll, absolute_error)}
 """The metrics that have a name of their own."""
@@ -16,15 +20,17 @@ BUILT_IN = {metric.name: metric for metric in (accuracy, nll, absolute_error)}
 
 @dataclass(frozen=True)
 class SearchedEvaluation(Evaluation):
-    """An evaluation whose searches go by one of its metrics.
+    """An evaluation whose searches go by one of its metrics, or look at some of its examples.
 
     Args:
-        search_by: Name of that metric.
+        search_by: Name of that metric; empty where searches go by what is reported.
         reported: Names of the metrics that the target is reported in.
+        every: All examples, where `dataset` is a sample of them.
     """
 
     search_by: str = ""
     reported: tuple[str, ...] = ()
+    every: Dataset[Any] | None = None
 
 
 def check_search_by(value: object) -> None:
@@ -36,12 +42,39 @@ def check_search_by(value: object) -> None:
         )
 
 
-def searched_by(problem: Problem, metric: Any) -> Problem:
-    """Return a problem whose searches go by a metric; itself where that is None. See `with_search_metric`."""
-    if metric is None:
-        return problem
-    searched = with_search_metric(problem.target_validation, metric)
+def searched_by(problem: Problem, metric: Any, examples: int | None, seed: int) -> Problem:
+    """Return a problem whose searches go by a metric and look at so many examples; as it is, for each that is None.
+
+    See `with_search_metric` and `with_sample`.
+    """
+    searched = problem.target_validation
+    if metric is not None:
+        searched = with_search_metric(searched, metric)
+    if examples is not None:
+        searched = with_sample(searched, examples, seed)
     return replace(problem, validation={**problem.evaluations("validation"), problem.target: searched})
+
+
+def with_sample(evaluation: Evaluation, count: int, seed: int) -> Evaluation:
+    """Return an evaluation of `count` of the examples, drawn from the seed; a refit still trains on all of them.
+
+    One that has no more is returned as it is.
+    """
+    if count >= evaluation.size:
+        return evaluation
+    sample = rows_of(evaluation.dataset, sample_indices(evaluation.size, count, seed, "searched"))
+    values = {item.name: getattr(evaluation, item.name) for item in fields(evaluation)}
+    values |= {"dataset": sample, "every": evaluation.dataset, "reported": tuple(reported_directions(evaluation))}
+    if evaluation.as_training is None:
+        values["as_training"] = evaluation.dataset
+    return SearchedEvaluation(**values)
+
+
+def of_every_example(evaluation: Evaluation) -> Evaluation:
+    """Return the same evaluation of all examples, where searches look at a sample of them; else as it is."""
+    if not isinstance(evaluation, SearchedEvaluation) or evaluation.every is None:
+        return evaluation
+    return replace(evaluation, dataset=evaluation.every, every=None)
 
 
 def with_search_metric(evaluation: Evaluation, metric: Any) -> SearchedEvaluation:
@@ -70,7 +103,7 @@ def with_search_metric(evaluation: Evaluation, metric: Any) -> SearchedEvaluatio
 def search_directions(evaluation: Evaluation) -> dict[str, int]:
     """Return +1 or −1 for every metric that a search goes by: all, unless one was chosen."""
     directions = evaluation.directions
-    if isinstance(evaluation, SearchedEvaluation):
+    if isinstance(evaluation, SearchedEvaluation) and evaluation.search_by:
         return {evaluation.search_by: directions[evaluation.search_by]}
     return directions
 
