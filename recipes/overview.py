@@ -7,23 +7,30 @@ what lies between them.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 
+import numpy as np
 from setting import Setting, percent
 
-from forkmerge.experiments.paired_statistics import Paired, compare_paired
+from forkmerge.experiments.paired_statistics import Paired
 
 _LEGEND = (
     "Change of the target's metrics with its 95 % interval over seeds, and seeds won–tied–lost. *tie*: the interval "
     "includes 0. STL: single-task training."
 )
+_OTHERS: tuple[tuple[str, Callable[[Setting], str | None]], ...] = (
+    ("single-task training", lambda s: s.alone),
+    ("the other chosen beforehand", lambda s: s.rival_beforehand),
+    ("the best other in hindsight", lambda s: s.rival_in_hindsight),
+)
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 WIN, TIE, LOSS, UNSURE = "win", "tie", "loss", "one seed"
 _HEAD = (
-    "| setting | ForkMerge | against STL, % | | best other method | against it, % | | best at equal compute | against "
-    "it, % | | steps × | time × (other's) |"
+    "| setting | ForkMerge | against STL, % | | other, chosen beforehand | against it, % | | best other in hindsight | "
+    "against it, % | | steps × | time × |"
 )
+_RESAMPLES = 10_000
 
 
 def verdict(difference: Paired) -> str:
@@ -35,7 +42,7 @@ def verdict(difference: Paired) -> str:
 
 def compared(settings: Sequence[Setting]) -> list[Setting]:
     """Return the settings that can be said something about: ForkMerge, single-task training and another method."""
-    return [s for s in settings if s.chosen and s.rival and s.paired(s.chosen, "stl") and s.paired(s.chosen, s.rival)]
+    return [s for s in settings if s.chosen and s.rivals and s.paired(s.chosen, s.alone)]
 
 
 def steps_ratio(s: Setting, word: str) -> float:
@@ -63,22 +70,16 @@ def table(settings: Sequence[Setting]) -> list[str]:
     lines = [_HEAD, "|---" * 12 + "|"]
     for s in compared(settings):
         assert s.chosen is not None
-        assert s.rival is not None
-        alone, best = s.paired(s.chosen, "stl"), s.paired(s.chosen, s.rival)
-        assert alone is not None
-        assert best is not None
         name = s.name if s.base is None else f"*{s.name}*"
-        times = [s.summary.costs[word].time for word in (s.chosen, s.rival)]
-        ours, theirs = ("–" if time is None else f"{time:.1f}" for time in times)
-        cells = [name, s.labels[s.chosen], _difference(alone), verdict(alone), s.labels[s.rival]]
-        cells += [_difference(best), verdict(best), *_in_compute(s), f"{steps_ratio(s, s.chosen):.1f}"]
-        lines.append("| " + " | ".join([*cells, f"{ours} ({theirs})"]) + " |")
+        time = s.summary.costs[s.chosen].time
+        cells = [name, s.labels[s.chosen], *_against(s, s.alone)[1:], *_against(s, s.rival_beforehand)]
+        cells += [*_against(s, s.rival_in_hindsight), f"{steps_ratio(s, s.chosen):.1f}"]
+        lines.append("| " + " | ".join([*cells, "–" if time is None else f"{time:.1f}"]) + " |")
     return lines
 
 
-def _in_compute(s: Setting) -> list[str]:
-    """The best of what as many steps would have bought otherwise, and the difference to it."""
-    word = s.rival_in_compute
+def _against(s: Setting, word: str | None) -> list[str]:
+    """Another method, the difference to it and what is to be thought of that."""
     pair = s.paired(s.chosen or "", word) if word is not None else None
     return ["–", "–", ""] if pair is None else [s.labels[word or ""], _difference(pair), verdict(pair)]
 
@@ -92,8 +93,8 @@ def tally(settings: Sequence[Setting]) -> str:
     """Say how often ForkMerge wins, ties and loses, without the variants, which are the same data again."""
     own = [s for s in compared(settings) if s.base is None]
     parts = []
-    for title, other in (("single-task training", "stl"), ("the best other method", None)):
-        verdicts = [verdict(pair) for s in own if (pair := s.paired(s.chosen or "", other or s.rival or ""))]
+    for title, other in _OTHERS:
+        verdicts = [verdict(pair) for s in own if (pair := s.paired(s.chosen or "", other(s) or ""))]
         counts = {word: verdicts.count(word) for word in (WIN, TIE, LOSS)}
         parts.append(f"against {title} ForkMerge wins {counts[WIN]}, ties {counts[TIE]} and loses {counts[LOSS]}")
     text = f"Of {len(own)} settings, beyond noise over seeds: {'; '.join(parts)}. {_average(own)}".rstrip()
@@ -102,25 +103,55 @@ def tally(settings: Sequence[Setting]) -> str:
 
 
 def _average(settings: Sequence[Setting]) -> str:
-    """Say how far ForkMerge is ahead on average, each setting counting once, with an interval over settings."""
+    """Say how far ForkMerge is ahead on average, each setting counting once."""
     parts = []
-    for title, rival in (
-        ("single-task training", lambda s: "stl"),
-        ("the best other method", lambda s: s.rival),
-        ("the best at equal compute", lambda s: s.rival_in_compute),
-    ):
-        pairs = {s.name: pair.mean for s in settings if (pair := s.paired(s.chosen or "", rival(s) or ""))}
-        overall = compare_paired(pairs, dict.fromkeys(pairs, 0.0))
-        if overall is not None and overall.low is not None:
-            shown = f"{percent(overall.mean)} % [{percent(overall.low)}, {percent(overall.high)}]"
-            parts.append(f"{shown} against {title} (of {overall.count})")
-    return f"On average over settings, with the interval over them: {'; '.join(parts)}." if parts else ""
+    for title, other in _OTHERS:
+        known = {s.name: _by_target(s, other(s) or "") for s in settings}
+        overall = hierarchical({name: targets for name, targets in known.items() if targets})
+        if overall is not None:
+            mean, low, high = map(percent, overall)
+            parts.append(f"{mean} % [{low}, {high}] against {title} (of {sum(map(bool, known.values()))})")
+    how = "On average over settings, intervals by resampling settings, targets and seeds"
+    return f"{how}: {'; '.join(parts)}." if parts else ""
+
+
+def _by_target(s: Setting, word: str) -> list[list[float]]:
+    """The paired differences to another method, by target and seed."""
+    pairs = [(scores.get(s.chosen or "", {}), scores.get(word, {})) for scores in s.changes.values()]
+    differences = [[ours[seed] - theirs[seed] for seed in ours if seed in theirs] for ours, theirs in pairs]
+    return [values for values in differences if values]
+
+
+def hierarchical(differences: Mapping[str, Sequence[Sequence[float]]]) -> tuple[float, float, float] | None:
+    """Return the mean over settings of the means over targets and seeds, and its 95 % interval.
+
+    Settings are resampled with replacement, then the targets of each, then the seeds of each target: a bootstrap in
+    which what a setting, a target or a seed has in common stays together. None with fewer than two settings.
+
+    Args:
+        differences: By setting, target and seed.
+    """
+    if len(differences) < 2:
+        return None
+    random = np.random.default_rng(0)
+
+    def drawn(rows: Sequence[np.ndarray]) -> np.ndarray:
+        """Means of resampled rows, each of numbers per resample."""
+        picks = [random.integers(len(rows), size=_RESAMPLES) for _ in rows]
+        return np.mean([np.choose(pick, rows) for pick in picks], axis=0)
+
+    def of_target(values: Sequence[float]) -> np.ndarray:
+        return random.choice(values, (_RESAMPLES, len(values))).mean(axis=1)
+
+    means = drawn([drawn([of_target(values) for values in targets]) for targets in differences.values()])
+    low, high = np.quantile(means, (0.025, 0.975))
+    return fmean(fmean(map(fmean, targets)) for targets in differences.values()), float(low), float(high)
 
 
 def meaning(settings: Sequence[Setting]) -> list[str]:
     """Return what the table means for a user, in three sentences."""
     own = [s for s in compared(settings) if s.base is None]
-    alone = {s.name: pair for s in own if (pair := s.paired(s.chosen or "", "stl"))}
+    alone = {s.name: pair for s in own if (pair := s.paired(s.chosen or "", s.alone))}
     lost = [name for name, pair in alone.items() if verdict(pair) == LOSS]
     won = [name for name, pair in alone.items() if verdict(pair) == WIN]
     ratios = [steps_ratio(s, s.chosen) for s in own if s.chosen]
@@ -135,7 +166,7 @@ def meaning(settings: Sequence[Setting]) -> list[str]:
         best = max(alone, key=lambda name: alone[name].mean)
         seeds = f"{alone[best].wins} of {alone[best].count} seeds won"
         gained += f"; its highest mean is {percent(alone[best].mean)} %, on {best}, {seeds}"
-    rivals = list(dict.fromkeys(s.labels[s.rival] for s in own if s.rival))
+    rivals = list(dict.fromkeys(s.labels[s.rival_in_hindsight] for s in own if s.rival_in_hindsight))
     return [
         f"{safe}; {gained}.",
         f"It takes {costs} of single-task training, whether anything transfers or not.",

@@ -34,16 +34,16 @@ MECHANISMS, MIXTURE = ROOT / "docs" / "what-matters.md", ROOT / "docs" / "mixtur
 
 _SUMMARY_HEAD = """# Results on small real data
 
-ForkMerge's default, branches that take turns, or where it was not run the form that validation chose, against
-single-task training (STL), the best other method of each setting, and the best of what as many training steps buy
-otherwise (averages and bests of several runs, merges without a search), on test data. The best others were picked by
-the test numbers they are compared with, which favours them.
+ForkMerge's default (*win-stay*), or where it was not run the form that validation chose, on test data, against
+single-task training (STL) and against the best of all other methods that take no more training steps: the paper's
+fifteen, averages and bests of several runs, and merges without a search. That other is chosen twice: *beforehand*, on
+development data, by which learning rates were chosen, too, for all methods alike; and *in hindsight*, by the test numbers
+that it is compared on, which favours it.
 """
 _READING = """Differences are of Δ_m, in per cent: the mean over targets and metrics of the relative change against
 STL, where + is better; with 95% intervals over paired seeds, which are wide where there are three, and seeds
 won–tied–lost. *win*, *loss*: the interval does not hold zero; *tie*: it does. *steps ×*: training steps of all branches
-over those of one single-task run; other methods take 1. *time ×*: seconds of all branches over STL's, in brackets those
-of the best other method.
+over those of one single-task run. *time ×*: seconds of all branches over STL's.
 """
 _MADE = """Made by `./run results` from the records in `results/`; `./run results NAME` runs `recipes/small/NAME.toml`
 again. Every number, target by target, the paper's claims one by one, and how options were chosen:

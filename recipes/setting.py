@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,8 +16,8 @@ from forkmerge.experiments.results_file import read_comparison
 from forkmerge.experiments.run_results import RunResult
 from forkmerge.experiments.summary import Scores, Summary, average_changes, changes_by_target, summarise
 
-DEFAULT = "forkmerge-in-turn"
-FORMS = ("forkmerge", "forkmerge-aux", DEFAULT, "recipe")
+DEFAULT = "forkmerge-win-stay"
+FORMS = ("forkmerge", "forkmerge-aux", DEFAULT, "forkmerge-in-turn", "recipe")
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class Setting:
         pairs: What training on pairs of tasks gave, where that was measured.
         remarks: What somebody who looked at the records wrote about them, in Markdown.
         base: The setting that this is a variant of.
+        study: The development records of the same setting, which choices are made by that these runs then judge.
     """
 
     name: str
@@ -56,6 +58,7 @@ class Setting:
     pairs: Pairs = field(default_factory=dict)
     remarks: str = ""
     base: Setting | None = None
+    study: Setting | None = None
 
     @cached_property
     def summary(self) -> Summary:
@@ -131,22 +134,49 @@ class Setting:
 
     @property
     def chosen(self) -> str | None:
-        """The form of ForkMerge that a setting is judged by: the default, or else the validation's best."""
-        default = next((word for word in self.forms if self.contenders[word].base == DEFAULT), None)
+        """The form of ForkMerge that a setting is judged by: the default, or else the validation's best.
+
+        Of the default at several learning rates it is the study's best, as of all other methods.
+        """
+        default = [word for word in self.forms if self.contenders[word].base == DEFAULT]
+        if default:
+            return self._best_of_study(default) or default[0]
         known = [word for word in self.forms if word in self.on_validation]
-        return default or max(known, key=lambda word: mean(self.on_validation[word]), default=None)
+        return max(known, key=lambda word: mean(self.on_validation[word]), default=None)
+
+    def _best_of_study(self, words: Sequence[str]) -> str | None:
+        """The best of some methods by their means on development data; None where none of them is there."""
+        known = {} if self.study is None else self.study.overall
+        return max((word for word in words if word in known), key=lambda word: mean(known[word]), default=None)
+
+    @property
+    def alone(self) -> str:
+        """Single-task training, at the learning rate that the study chose for it."""
+        rates = [
+            word for word, one in self.contenders.items() if one.base == "stl" and set(dict(one.options)) <= {"lr"}
+        ]
+        return self._best_of_study([word for word in rates if word in self.overall]) or "stl"
+
+    @property
+    def rivals(self) -> list[str]:
+        """All methods that take no more steps than the judged form, and that need no knowledge of what helps."""
+        most = 1 if self.chosen is None else self.branches(self.chosen)
+        return [*self.others, *(word for word in self.compute if self.branches(word) <= most)]
+
+    @property
+    def rival_beforehand(self) -> str | None:
+        """The best of them by the study, which was there before these runs."""
+        return self._best_of_study(self.rivals)
+
+    @property
+    def rival_in_hindsight(self) -> str | None:
+        """The best of them by its mean on the test data that it is compared on."""
+        return max(self.rivals, key=lambda word: mean(self.overall[word]), default=None)
 
     @property
     def rival(self) -> str | None:
         """The best of all other methods, by its mean on test data."""
         return max(self.others, key=lambda word: mean(self.overall[word]), default=None)
-
-    @property
-    def rival_in_compute(self) -> str | None:
-        """The best, by its mean on test data, of what as many steps as the judged form takes would have bought."""
-        most = 1 if self.chosen is None else self.branches(self.chosen)
-        like = [word for word in self.compute if self.branches(word) <= most]
-        return max(like, key=lambda word: mean(self.overall[word]), default=None)
 
     def branches(self, word: str) -> int:
         """How many branches a method trains at a time, or how many runs take their place."""
@@ -185,7 +215,7 @@ def mean(scores: Scores) -> float:
 def read_settings(folder: Path, advice: Path | None = None) -> list[Setting]:
     """Return the comparisons whose records lie in a folder, by name, with the remarks in NAME.md beside them.
 
-    NAME_MORE is a variant of NAME.
+    NAME_MORE is a variant of NAME, and development/NAME is its study.
 
     Args:
         folder: The folder.
@@ -197,7 +227,10 @@ def read_settings(folder: Path, advice: Path | None = None) -> list[Setting]:
         base = next((known for name, known in settings.items() if path.stem.startswith(f"{name}_")), None)
         remarks = path.with_suffix(".md")
         text = remarks.read_text("utf-8").strip() if remarks.is_file() else ""
-        settings[path.stem] = Setting(path.stem, *read_comparison(path), _pairs(found, path.stem), text, base)
+        study = folder / "development" / path.name
+        before = Setting(path.stem, *read_comparison(study)) if study.is_file() else None
+        own = Setting(path.stem, *read_comparison(path), _pairs(found, path.stem), text, base, before)
+        settings[path.stem] = own
     return list(settings.values())
 
 

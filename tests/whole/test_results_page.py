@@ -58,7 +58,7 @@ def made(gains: dict[str, float], targets: tuple[str, ...] = ("a", "b"), seeds: 
                     flipped = {"alone": shares["joint"], "joint": shares["alone"]}
                     rounds = [{**r, "coefficients": s} for r, s in zip(rounds, (shares, flipped, shares), strict=True)]
                 result = RunResult(word, methods[word].label, target, seed, "final", {}, f"{target}/{index}-{seed}")
-                branches = {"forkmerge": 2}.get(methods[word].base, 4 if "aux" in word else 1)
+                branches = {"forkmerge": 2, "forkmerge-win-stay": 2}.get(methods[word].base, 4 if "aux" in word else 1)
                 results.append(
                     replace(
                         result,
@@ -110,15 +110,41 @@ def test_one_table_says_who_wins_against_single_task_training_and_the_best_other
     text = page.summary_page([good, level, bad])
     rows = {row[0]: row for row in (line.strip("| ").split(" | ") for line in text.splitlines() if line[:2] == "| ")}
     assert [rows[name][3] for name in ("good", "level", "bad")] == ["win", "tie", "loss"]
-    assert [rows[name][6] for name in ("good", "level", "bad")] == ["win", "tie", "loss"]
+    assert rows["good"][4:7] == ["–", "–", ""], "no study, no choice beforehand"
+    assert [rows[name][9] for name in ("good", "level", "bad")] == ["win", "tie", "loss"]
     assert rows["good"][2].startswith("+7.98 [+")
     assert rows["good"][2].endswith("], 3–0–0")
-    assert rows["good"][4] == "EW"
+    assert rows["good"][7] == "EW"
     assert "against single-task training ForkMerge wins 1, ties 1 and loses 1" in text
     assert "ForkMerge hurt the target beyond noise on bad; it helped beyond noise on good" in text
     only = page.summary_page([level])
     assert "did not hurt the target beyond noise in any of these 1 settings; it did not help beyond noise" in only
     assert "There are no records yet." in page.summary_page([])
+
+
+def test_other_methods_and_learning_rates_are_chosen_by_the_study_before(scripts):
+    page, _, setting = scripts
+    word = setting.DEFAULT
+    gains = {"stl": 0.0, "stl[lr=0.1]": 5.5, "ew": 1.0, "pcgrad": 5.0, word: 4.0, f"{word}[lr=0.1]": 9.0}
+    study = setting.Setting("x", *made({**gains, "ew": 2.0, "pcgrad": 1.0, "stl[lr=0.1]": 1.0, f"{word}[lr=0.1]": 3.0}))
+    judged = setting.Setting("x", *made({**gains, "posttrain": 6.0, "forkmerge-aux-uniform": 20.0}), study=study)
+    assert (judged.chosen, judged.alone, judged.rival_beforehand) == (word, "stl[lr=0.1]", "ew")
+    assert judged.rival_in_hindsight == "posttrain", "a branch per auxiliary takes more steps"
+    row = next(line for line in page.summary_page([judged]).splitlines() if line.startswith("| x |"))
+    assert [cell for cell in row.strip("| ").split(" | ") if cell in ("EW", "PostTrain", "win", "loss")] == [
+        "loss", "EW", "win", "PostTrain", "loss",
+    ]  # fmt: skip
+
+
+def test_the_interval_over_settings_keeps_what_belongs_together(scripts):
+    import overview
+
+    assert overview.hierarchical({"one": [[0.1, 0.2]]}) is None
+    mean, low, high = overview.hierarchical({"one": [[0.1] * 50], "other": [[0.3] * 50, [0.5] * 50]})
+    assert mean == pytest.approx(0.25)
+    assert (low, high) == (pytest.approx(0.1), pytest.approx(0.5)), "settings and targets vary, whatever their seeds"
+    _, low, high = overview.hierarchical({name: [[0.0, 1.0] * 50] for name in "abcdefghij"})
+    assert 0.45 < low < 0.5 < high < 0.55, "many settings alike leave the noise of seeds"
 
 
 def test_variants_of_a_setting_stand_in_the_table_but_are_not_counted(scripts):
