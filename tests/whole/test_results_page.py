@@ -125,7 +125,7 @@ def test_one_table_says_who_wins_against_single_task_training_and_the_best_other
 def test_other_methods_and_learning_rates_are_chosen_by_the_study_before(scripts):
     page, _, setting = scripts
     word = setting.DEFAULT
-    gains = {"stl": 0.0, "stl[lr=0.1]": 5.5, "ew": 1.0, "pcgrad": 5.0, word: 4.0, f"{word}[lr=0.1]": 9.0}
+    gains = {"stl": 0.0, word: 4.0, "ew": 1.0, "pcgrad": 5.0, f"{word}[lr=0.1]": 9.0, "stl[lr=0.1]": 5.5}
     study = setting.Setting("x", *made({**gains, "ew": 2.0, "pcgrad": 1.0, "stl[lr=0.1]": 1.0, f"{word}[lr=0.1]": 3.0}))
     judged = setting.Setting("x", *made({**gains, "posttrain": 6.0, "forkmerge-aux-uniform": 20.0}), study=study)
     assert (judged.chosen, judged.alone, judged.rival_beforehand) == (word, "stl[lr=0.1]", "ew")
