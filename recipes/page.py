@@ -37,8 +37,8 @@ _SUMMARY_HEAD = """# Results on small real data
 ForkMerge's default (*win-stay*), or where it was not run the form that validation chose, on test data, against
 single-task training (STL) and against the best of all other methods that take no more training steps: the paper's
 fifteen, averages and bests of several runs, and merges without a search. That other is chosen twice: *beforehand*, on
-development data, by which learning rates were chosen, too, for all methods alike; and *in hindsight*, by the test numbers
-that it is compared on, which favours it.
+development data, by which learning rates were chosen, too, for all methods alike; and *in hindsight*, by the test
+numbers that it is compared on, which favours it.
 """
 _READING = """Differences are of Δ_m, in per cent: the mean over targets and metrics of the relative change against
 STL, where + is better; with 95% intervals over paired seeds, which are wide where there are three, and seeds

@@ -1,17 +1,18 @@
 """docs/what-matters.md: every mechanism of ForkMerge on and off, from the development records and from nothing else.
 
-Two forms of ForkMerge that were run on the same seeds and differ in one mechanism alone are a comparison of it.
+Two forms of ForkMerge that were run on the same seeds and differ in one mechanism alone are a comparison of it; so is a
+form in a setting and in its variant NAME_paired, in which branches read the same batches.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from overview import LOSS, WIN, steps_ratio, verdict
 from setting import Setting, percent, show_paired
 
-from forkmerge.experiments.paired_statistics import Paired
+from forkmerge.experiments.paired_statistics import Paired, compare_paired
 from forkmerge.methods.option_syntax import show_options
 
 Options = dict[str, object]
@@ -27,6 +28,7 @@ class Mechanism:
         options: The options that it is made of; two forms that differ in these alone are compared.
         key: The option without which it is off; None where it is in the word itself.
         bases: The words without and with it, where it is in the word itself.
+        needed: Options that the form without it must have, where the word with it stands for them.
     """
 
     title: str
@@ -34,13 +36,15 @@ class Mechanism:
     options: tuple[str, ...] = ()
     key: str | None = None
     bases: tuple[str, str] | None = None
+    needed: tuple[tuple[str, object], ...] = ()
 
     def is_between(self, before: tuple[str, Options], after: tuple[str, Options]) -> bool:
         """Whether it is off in one form, on in the other, and all that is different between them."""
         (base, options), (other, others) = before, after
         rest = [{k: v for k, v in each.items() if k not in self.options} for each in (options, others)]
         if self.bases is not None:
-            return (base, other) == self.bases and rest[0] == rest[1]
+            is_whole = set(self.needed) <= set(options.items())
+            return (base, other) == self.bases and rest[0] == rest[1] and is_whole
         return base == other and rest[0] == rest[1] and self.key not in options and self.key in others
 
 
@@ -78,6 +82,14 @@ MECHANISMS = (
         "branches at a time, however many auxiliaries there are.",
         ("per_round", "interval"),
         "per_round",
+    ),
+    Mechanism(
+        "Winners stay",
+        "Of the branches that take turns, that of all auxiliaries among them and first, one stays for as long as it "
+        "gets half of the merges (`forkmerge-win-stay`, the default), instead of going on to the next one.",
+        ("per_round", "rule", "search_by"),
+        bases=("forkmerge-aux", "forkmerge-win-stay"),
+        needed=(("per_round", 1), ("rule", "one_standard_error")),
     ),
     Mechanism(
         "A tail on the target",
@@ -125,6 +137,13 @@ MECHANISMS = (
     ),
 )
 
+OWN_ORDER = Mechanism(
+    "An order of one's own",
+    "Every branch draws its own order of data (`fit(paired=False)`) instead of reading the same batches as the others "
+    "at the same steps.",
+)
+_PAIRED = "_paired"
+
 _HEAD = """# What matters
 
 Each mechanism of ForkMerge on and off, all else equal, on development data: other seeds or other examples than those of
@@ -157,6 +176,7 @@ the [results](results.md) have settings in which merging without a search costs 
 def page(studies: Sequence[Setting]) -> str:
     """Return the page: what to remember, then a section per mechanism."""
     found = {mechanism: list(_rows(mechanism, studies)) for mechanism in MECHANISMS}
+    found[OWN_ORDER] = list(_rows_of_order(studies))
     shown = {mechanism: rows for mechanism, rows in found.items() if rows}
     if not shown:
         return _HEAD + "\nThere are no records yet.\n"
@@ -191,6 +211,22 @@ def _rows(mechanism: Mechanism, studies: Sequence[Setting]) -> Iterator[_Row]:
             ratio = " → ".join(f"{steps_ratio(s, word):.1f}" for word in (before, after))
             cells = [s.name, str(difference.count), *shown, show_paired(difference), ratio]
             yield _Row(difference, "| " + " | ".join(cells) + " |")
+
+
+def _rows_of_order(studies: Sequence[Setting]) -> Iterator[_Row]:
+    """Compare forms with themselves in the variant of a setting in which branches read the same batches."""
+    for paired in studies:
+        own = paired.base
+        if own is None or not paired.name.endswith(_PAIRED):
+            continue
+        alone = [result for result in own.outcomes if result.method == "stl"]  # one reference for both
+        alike = replace(paired, outcomes=[*alone, *(each for each in paired.outcomes if each.method != "stl")])
+        for word in alike.forms:
+            difference = compare_paired(own.overall.get(word, {}), alike.overall[word])
+            if difference is not None:
+                ratio = f"{steps_ratio(own, word):.1f}"
+                cells = [own.name, str(difference.count), *[_name(own, word)] * 2, show_paired(difference), ratio]
+                yield _Row(difference, "| " + " | ".join(cells) + " |")
 
 
 def _name(s: Setting, word: str) -> str:
