@@ -31,6 +31,7 @@ ROWS = {
     "joint-then-alone-average:5": "all, then the target at falling rates, average of 5 runs",
     "forkmerge-aux-uniform": "merges with equal coefficients",
     "forkmerge-aux-once": "one searched merge at the end",
+    "forkmerge-win-stay[interval=25]": "ForkMerge's default, two branches at a time",
     FORM: "**ForkMerge**, one branch per corpus",
 }
 
@@ -60,7 +61,8 @@ def _coefficients(s: Setting) -> dict[str, Any]:
 
 
 def _table(settings: Sequence[Setting]) -> list[str]:
-    heads = [f"{LANGUAGES[s.name]}, {s.seeds} seed{'s' * (s.seeds > 1)}" for s in settings]
+    counts = {s.name: len(_seeds(s)) for s in settings}
+    heads = [f"{LANGUAGES[name]}, {count} seed{'s' * (count > 1)}" for name, count in counts.items()]
     lines = ["| bits per byte of test text, lower is better | " + " | ".join(heads) + " |"]
     lines.append("|---" * (len(settings) + 1) + "|")
     for word, name in ROWS.items():
@@ -81,15 +83,25 @@ def equal_compute(s: Setting) -> list[str]:
     return s.compute
 
 
-def _bits(s: Setting, word: str) -> str:
-    words = [known for known in s.overall if known == word or (word == "with:" and known.startswith(word))]
+def _words(s: Setting, row: str) -> list[str]:
+    """Return the methods of a row."""
+    return [known for known in s.overall if known == row or (row == "with:" and known.startswith(row))]
+
+
+def _seeds(s: Setting) -> set[int]:
+    """Return the seeds that all methods of the table have ended with."""
+    return set.intersection(*(set(s.overall[word]) for row in ROWS for word in _words(s, row)))
+
+
+def _bits(s: Setting, row: str) -> str:
+    words = _words(s, row)
     if not words:
         return "–"
     best = max(words, key=lambda known: mean(s.overall[known]))
-    label = f" ({s.labels[best].removeprefix('with ')})" if word == "with:" else ""
-    seeds = set.intersection(*(set(scores) for scores in s.overall.values()))  # that all methods have ended with
+    label = f" ({s.labels[best].removeprefix('with ')})" if row == "with:" else ""
+    seeds = _seeds(s)
     shown = f"{fmean(run.metrics[METRIC] or 0.0 for run in s.finals(best) if run.seed in seeds):.3f}{label}"
-    return f"**{shown}**" if word == FORM else shown
+    return f"**{shown}**" if row == FORM else shown
 
 
 def _against_best(s: Setting, words: Sequence[str]) -> str:
