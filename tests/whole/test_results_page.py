@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -361,3 +362,16 @@ def test_statistics_are_recomputed_on_the_target_and_nothing_else_is(monkeypatch
     before, after = batchnorm.both(recipe, tmp_path / "run", seed=0)
     assert before == pytest.approx(run.metrics["minus_loss"])
     assert after != before
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*/*.toml")), ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_every_recipe_file_names_a_recipe_and_methods_that_there_are(path):
+    from forkmerge.experiments.compare_options import options_from
+    from forkmerge.experiments.compared_methods import compared_methods_from
+    from forkmerge.experiments.recipe import tomllib
+
+    settings = tomllib.loads(path.read_text("utf-8"))
+    module, _, function = settings["recipe"].partition(":")
+    assert callable(getattr(importlib.import_module(module), function))
+    words = options_from(settings.get("compare", {})).methods
+    assert len(compared_methods_from(",".join(words))) >= len(set(words))
