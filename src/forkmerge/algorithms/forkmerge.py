@@ -178,9 +178,10 @@ class ForkMerge(Settings, Algorithm):
         evaluation = problem.target_validation
         fixed = isinstance(self.search, Search) and not self.search.guarded
         turns = self.turns or WIN_STAY
+        joint = "sampled" if self.method is None else True  # methods combine all tasks in every step
         return replace(
             self,
-            mixtures=PerAuxiliary(joint="sampled" if turns == WIN_STAY else False),  # else it would train every round
+            mixtures=PerAuxiliary(joint=joint if turns == WIN_STAY else False),  # else it would train every round
             per_round=self.per_round or (1 if self.prune_to is None else None),
             turns=turns,
             search_by=self.search_by or smooth_metric(evaluation),

@@ -130,6 +130,11 @@ def test_what_is_named_stays(options, expected):
     assert chosen(fitted(problem_of(fm.accuracy), Net(), fm.ForkMerge(interval=2, **options))) == expected
 
 
+def test_a_method_combines_all_tasks_of_the_joint_branch():
+    run = fitted(problem_of(fm.accuracy), Net(), fm.ForkMerge(interval=2, method="GCS"))
+    assert run.settings["algorithm"]["mixtures"]["joint"] is True
+
+
 def test_branches_that_take_turns_make_ten_rounds_and_others_five():
     assert fm.ForkMerge().settings(shared_problem()).interval_of(100) == 10
     assert fm.ForkMerge("mixed").interval_of(100) == 20
