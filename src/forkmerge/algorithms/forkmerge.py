@@ -178,7 +178,7 @@ class ForkMerge(Settings, Algorithm):
         evaluation = problem.target_validation
         fixed = isinstance(self.search, Search) and not self.search.guarded
         turns = self.turns or WIN_STAY
-        joint = "sampled" if self.method is None else True  # methods combine all tasks in every step
+        joint: bool | Literal["sampled"] = self.method is not None or "sampled"  # methods combine all tasks in a step
         return replace(
             self,
             mixtures=PerAuxiliary(joint=joint if turns == WIN_STAY else False),  # else it would train every round
