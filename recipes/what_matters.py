@@ -29,6 +29,7 @@ class Mechanism:
         key: The option without which it is off; None where it is in the word itself.
         bases: The words without and with it, where it is in the word itself.
         needed: Options that the form without it must have, where the word with it stands for them.
+        beside: Words of other methods, to see whether it is ForkMerge that it helps.
     """
 
     title: str
@@ -37,6 +38,7 @@ class Mechanism:
     key: str | None = None
     bases: tuple[str, str] | None = None
     needed: tuple[tuple[str, object], ...] = ()
+    beside: tuple[str, ...] = ()
 
     def is_between(self, before: tuple[str, Options], after: tuple[str, Options]) -> bool:
         """Whether it is off in one form, on in the other, and all that is different between them."""
@@ -130,6 +132,14 @@ MECHANISMS = (
         "mixtures",
     ),
     Mechanism(
+        "A larger learning rate",
+        "Of the whole run, where the recipe's was chosen for nobody or for single-task training. Merges take out the "
+        "noise that a large rate brings; single-task and joint training, which have no merges, are beside them.",
+        ("lr",),
+        "lr",
+        beside=("stl", "ew", "joint-then-alone-average"),
+    ),
+    Mechanism(
         "Recomputed statistics",
         "Those of normalisation layers are computed anew for a merge (`bn='recompute'`) instead of averaged.",
         ("bn", "bn_batches"),
@@ -194,14 +204,15 @@ def page(studies: Sequence[Setting]) -> str:
 class _Row:
     difference: Paired
     cells: str
+    is_forkmerge: bool = True
 
 
 def _rows(mechanism: Mechanism, studies: Sequence[Setting]) -> Iterator[_Row]:
     for s in studies:
         forms = {
-            word: (found.base, dict(found.options))
+            word: (f"{found.base}:{found.count}" if found.count > 1 else found.base, dict(found.options))
             for word, found in s.contenders.items()
-            if found.base.startswith("forkmerge") and word in s.overall
+            if (found.base.startswith("forkmerge") or found.base in mechanism.beside) and word in s.overall
         }
         for before, after in ((a, b) for a in forms for b in forms if mechanism.is_between(forms[a], forms[b])):
             difference = s.paired(after, before)
@@ -210,7 +221,7 @@ def _rows(mechanism: Mechanism, studies: Sequence[Setting]) -> Iterator[_Row]:
             shown = [_name(s, word) for word in (before, after)]
             ratio = " → ".join(f"{steps_ratio(s, word):.1f}" for word in (before, after))
             cells = [s.name, str(difference.count), *shown, show_paired(difference), ratio]
-            yield _Row(difference, "| " + " | ".join(cells) + " |")
+            yield _Row(difference, "| " + " | ".join(cells) + " |", s.contenders[after].base not in mechanism.beside)
 
 
 def _rows_of_order(studies: Sequence[Setting]) -> Iterator[_Row]:
@@ -231,10 +242,11 @@ def _rows_of_order(studies: Sequence[Setting]) -> Iterator[_Row]:
 
 def _name(s: Setting, word: str) -> str:
     found = s.contenders[word]
-    return f"`{found.base}{show_options(dict(found.options))}`"
+    return f"`{found.base}{f':{found.count}' if found.count > 1 else ''}{show_options(dict(found.options))}`"
 
 
 def _short(mechanism: Mechanism, rows: Sequence[_Row]) -> str:
+    rows = [row for row in rows if row.is_forkmerge]
     verdicts = [verdict(row.difference) for row in rows]
     average = sum(row.difference.mean for row in rows) / len(rows)
     return f"| {mechanism.title} | {len(rows)} | {verdicts.count(WIN)} | {verdicts.count(LOSS)} | {percent(average)} |"
