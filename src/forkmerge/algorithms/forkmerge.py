@@ -8,7 +8,13 @@ from typing import Any, Literal
 
 from torch import nn
 
-from forkmerge.algorithms.branches.default_form import has_costs, is_one_label_each, rule_for, smooth_metric
+from forkmerge.algorithms.branches.default_form import (
+    has_costs,
+    has_values,
+    is_one_label_each,
+    rule_for,
+    smooth_metric,
+)
 from forkmerge.algorithms.branches.rotation import ROTATION, WIN_STAY
 from forkmerge.algorithms.branches.search_share import affordable_examples
 from forkmerge.algorithms.fit import Algorithm
@@ -19,6 +25,7 @@ from forkmerge.engine.merging.searches import Fixed, Search
 from forkmerge.engine.training.options import Mixture
 from forkmerge.methods import Method, method_from
 from forkmerge.problem.definition import Problem
+from forkmerge.problem.searched_evaluation import with_sample
 
 _PAPER: dict[str, Any] = {
     "mixtures": Mixed(),
@@ -201,6 +208,8 @@ class ForkMerge(Settings, Algorithm):
         seen = self.validation_examples
         if seen is None and self.search_examples is None:
             seen = affordable_examples(self.settings(problem), problem, steps)
+            if seen is not None and not has_values(with_sample(problem.target_validation, seen, seed), model, seed):
+                seen = None
         return replace(self, validation_examples=seen)._by_predictions(problem, model, seed)
 
     def _by_predictions(self, problem: Problem, model: nn.Module, seed: int) -> ForkMerge:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -77,6 +78,18 @@ def test_of_many_examples_a_search_sees_as_many_as_cost_a_tenth_of_training():
     assert chosen(run) == ("PerAuxiliary", 1, "nll", "one_standard_error")
     assert run.settings["algorithm"]["validation_examples"] == LEAST
     assert run.metrics["accuracy"] * (FEW + 1) == pytest.approx(round(run.metrics["accuracy"] * (FEW + 1)))
+
+
+def test_where_a_sample_lacks_a_class_of_an_auc_all_examples_are_seen():
+    problem = problem_of(fm.auc, examples=5000, classes=2)
+    inputs = problem.target_validation.dataset.tensors[0]
+    for positives, seen in ((5, None), (2500, LEAST)):
+        rare = replace(
+            problem.target_validation, dataset=TensorDataset(inputs, (torch.arange(5000) < positives).long())
+        )
+        run = fitted(replace(problem, validation={"t": rare}), Net(2))
+        assert run.settings["algorithm"]["validation_examples"] == seen
+        assert all(map(math.isfinite, (each.metrics["auc"] for each in run.rounds)))
 
 
 def test_where_all_of_many_examples_are_looked_at_the_best_candidate_is_taken():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -48,6 +49,15 @@ def is_one_label_each(problem: Problem, model: nn.Module, seed: int) -> bool:
     with suppress(Exception), random_state_kept():  # what is wrong with them is said by the checks before training
         measure(model, part, seed=seed)
     return all(dims in ((2, 1), (1, 1), (2, 2)) for dims in shapes)
+
+
+def has_values(evaluation: Evaluation, model: nn.Module, seed: int) -> bool:
+    """Whether the metrics of some examples are numbers: an AUC is none where a class is missing among them."""
+    try:
+        with random_state_kept():
+            return all(map(math.isfinite, measure(model, evaluation, seed=seed).values()))
+    except Exception:
+        return True  # what is wrong is said by the checks before training
 
 
 def has_costs(problem: Problem, search_by: Any, model: nn.Module, seed: int) -> bool:
