@@ -77,7 +77,13 @@ def read_reference(store: RunFolder | NoStore) -> dict[str, Tensor] | None:
 
 
 def prefer_floor(run: RunState, selection: Selection, validator: Validator, steps: int) -> Selection:
-    """Return the floor as the selection, its weights taken, if it scored better than the merge that was selected."""
+    """Return the floor as the selection, its weights taken, if it scored better than the merge that was selected.
+
+    Where searches have seen a sample of the validation examples, both are measured on all of them now.
+    """
+    if validator.sees_a_sample:
+        score, metrics = validator.on_all(run.merged)
+        selection = replace(selection, score=score, metrics=metrics)
     score = run.rounds[-1].floor_score
     if score is None or run.floor is None:
         return selection

