@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 from setting import Setting, percent
@@ -30,7 +32,7 @@ _HEAD = (
     "| setting | ForkMerge | against STL, % | | other, chosen beforehand | against it, % | | best other in hindsight | "
     "against it, % | | steps × | time × |"
 )
-_RESAMPLES = 10_000
+_RESAMPLES = 5_000
 
 
 def verdict(difference: Paired) -> str:
@@ -72,7 +74,10 @@ def table(settings: Sequence[Setting]) -> list[str]:
         assert s.chosen is not None
         name = s.name if s.base is None else f"*{s.name}*"
         time = s.summary.costs[s.chosen].time
-        cells = [name, s.labels[s.chosen], *_against(s, s.alone)[1:], *_against(s, s.rival_beforehand)]
+        before = _against(s, s.rival_beforehand)
+        if s.rival_beforehand is not None:
+            before[0] += f", best of {len(s.rivals_of_study)}"
+        cells = [name, s.labels[s.chosen], *_against(s, s.alone)[1:], *before]
         cells += [*_against(s, s.rival_in_hindsight), f"{steps_ratio(s, s.chosen):.1f}"]
         lines.append("| " + " | ".join([*cells, "–" if time is None else f"{time:.1f}"]) + " |")
     return lines
@@ -126,7 +131,8 @@ def hierarchical(differences: Mapping[str, Sequence[Sequence[float]]]) -> tuple[
     """Return the mean over settings of the means over targets and seeds, and its 95 % interval.
 
     Settings are resampled with replacement, then the targets of each, then the seeds of each target: a bootstrap in
-    which what a setting, a target or a seed has in common stays together. None with fewer than two settings.
+    which what a setting or a target has in common stays together. As means of settings already vary by their seeds,
+    that counts the noise of seeds twice: the interval is rather too wide. None with fewer than two settings.
 
     Args:
         differences: By setting, target and seed.
@@ -135,15 +141,18 @@ def hierarchical(differences: Mapping[str, Sequence[Sequence[float]]]) -> tuple[
         return None
     random = np.random.default_rng(0)
 
-    def drawn(rows: Sequence[np.ndarray]) -> np.ndarray:
-        """Means of resampled rows, each of numbers per resample."""
-        picks = [random.integers(len(rows), size=_RESAMPLES) for _ in rows]
-        return np.mean([np.choose(pick, rows) for pick in picks], axis=0)
-
     def of_target(values: Sequence[float]) -> np.ndarray:
         return random.choice(values, (_RESAMPLES, len(values))).mean(axis=1)
 
-    means = drawn([drawn([of_target(values) for values in targets]) for targets in differences.values()])
+    def of_some(draw: Callable[[Any], np.ndarray], items: Sequence[Any]) -> np.ndarray:
+        """Means over as many of some items, each copy of which is drawn anew."""
+        copies = []
+        for _ in items:
+            picked = random.integers(len(items), size=_RESAMPLES)
+            copies.append(np.stack([draw(item) for item in items])[picked, np.arange(_RESAMPLES)])
+        return np.mean(copies, axis=0)
+
+    means = of_some(partial(of_some, of_target), list(differences.values()))
     low, high = np.quantile(means, (0.025, 0.975))
     return fmean(fmean(map(fmean, targets)) for targets in differences.values()), float(low), float(high)
 

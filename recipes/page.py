@@ -19,7 +19,7 @@ from claims import claims_table
 from mixture import figure as figure_of_mixture
 from mixture import with_mixture
 from overview import meaning, table, tally, with_block
-from setting import Setting, mean, percent, read_settings, show_paired
+from setting import DEFAULT, Setting, mean, percent, read_settings, show_paired
 from what_matters import page as page_of_mechanisms
 
 from forkmerge.report.comparison_tables import tables_of
@@ -37,8 +37,8 @@ _SUMMARY_HEAD = """# Results on small real data
 ForkMerge's default (*win-stay*), or where it was not run the form that validation chose, on test data, against
 single-task training (STL) and against the best of all other methods that take no more training steps: the paper's
 fifteen, averages and bests of several runs, and merges without a search. That other is chosen twice: *beforehand*, on
-development data, by which learning rates were chosen, too, for all methods alike; and *in hindsight*, by the test
-numbers that it is compared on, which favours it.
+development data, among those that were tried there (*best of* so many; learning rates were chosen there, too, for all
+methods alike); and *in hindsight*, by the test numbers that it is compared on, which favours it.
 """
 _READING = """Differences are of Δ_m, in per cent: the mean over targets and metrics of the relative change against
 STL, where + is better; with 95% intervals over paired seeds, which are wide where there are three, and seeds
@@ -58,8 +58,8 @@ In one table: [results](results.md).
 Δ is the mean over a target's metrics of the signed relative change against the mean of single-task training (STL), in
 per cent; Δ_m is its mean over targets. Differences are paired over seeds, with the interval of the paired t at 95%, and
 w–t–l: seeds won, tied and lost. Numbers are of the test split, which was read once per run, after its fit. Every
-choice, that of ForkMerge's form included, was made on validation data; the best other method was picked by the test
-numbers it is compared with, which favours it.
+choice inside a run was made on validation data. ForkMerge is judged by its default, or where that was not run by the
+form that validation chose; the best other method was picked by the test numbers it is compared with, which favours it.
 
 In the tables, *to best other* is the difference to the best of all other rows, ForkMerge's forms included. B: branches,
 or the runs that take their place. *time ×*: one run and its tuning, all branches added up, over one run of STL.
@@ -161,7 +161,8 @@ def _headline(s: Setting) -> Iterator[str]:
     yield from ("| form | all targets | " + " | ".join(s.changes) + " |", "|---|---" + "|---" * len(s.changes) + "|")
     for word in s.forms:
         cells = [show_paired(s.paired(word, s.rival)), *(_target_cell(s, word, target) for target in s.changes)]
-        name = f"**{s.labels[word]}** (best on validation)" if word == s.chosen else s.labels[word]
+        how = "default" if s.contenders[word].base == DEFAULT else "best on validation"
+        name = f"**{s.labels[word]}** ({how})" if word == s.chosen else s.labels[word]
         yield f"| {name} | " + " | ".join(cells) + " |"
 
 

@@ -17,6 +17,7 @@ from forkmerge.experiments.run_results import RunResult
 from forkmerge.experiments.summary import Scores, Summary, average_changes, changes_by_target, summarise
 
 DEFAULT = "forkmerge-win-stay"
+FEWEST_RIVALS = 5
 FORMS = ("forkmerge", "forkmerge-aux", DEFAULT, "forkmerge-in-turn", "recipe")
 
 
@@ -164,9 +165,16 @@ class Setting:
         return [*self.others, *(word for word in self.compute if self.branches(word) <= most)]
 
     @property
+    def rivals_of_study(self) -> list[str]:
+        """Those that the study has tried, too; none where these are too few to speak of a choice."""
+        known = {} if self.study is None else self.study.overall
+        tried = [word for word in self.rivals if word in known]
+        return tried if len(tried) >= FEWEST_RIVALS else []
+
+    @property
     def rival_beforehand(self) -> str | None:
         """The best of them by the study, which was there before these runs."""
-        return self._best_of_study(self.rivals)
+        return self._best_of_study(self.rivals_of_study)
 
     @property
     def rival_in_hindsight(self) -> str | None:
@@ -224,7 +232,8 @@ def read_settings(folder: Path, advice: Path | None = None) -> list[Setting]:
     found = json.loads(advice.read_text("utf-8"))["results"] if advice is not None and advice.is_file() else {}
     settings: dict[str, Setting] = {}
     for path in sorted(folder.glob("*.json")):
-        base = next((known for name, known in settings.items() if path.stem.startswith(f"{name}_")), None)
+        names = [name for name in settings if path.stem.startswith(f"{name}_")]
+        base = settings[max(names, key=len)] if names else None
         remarks = path.with_suffix(".md")
         text = remarks.read_text("utf-8").strip() if remarks.is_file() else ""
         study = folder / "development" / path.name

@@ -45,8 +45,8 @@ class Mechanism:
         (base, options), (other, others) = before, after
         rest = [{k: v for k, v in each.items() if k not in self.options} for each in (options, others)]
         if self.bases is not None:
-            is_whole = set(self.needed) <= set(options.items())
-            return (base, other) == self.bases and rest[0] == rest[1] and is_whole
+            has_needed = all(options.get(name) == value for name, value in self.needed)
+            return (base, other) == self.bases and rest[0] == rest[1] and has_needed
         return base == other and rest[0] == rest[1] and self.key not in options and self.key in others
 
 
@@ -88,7 +88,8 @@ MECHANISMS = (
     Mechanism(
         "Winners stay",
         "Of the branches that take turns, that of all auxiliaries among them and first, one stays for as long as it "
-        "gets half of the merges (`forkmerge-win-stay`, the default), instead of going on to the next one.",
+        "gets half of the merges (`forkmerge-win-stay`, the default), instead of going on to the next one. Where there "
+        "are many validation examples (census), the default also sees a sample of them only.",
         ("per_round", "rule", "search_by"),
         bases=("forkmerge-aux", "forkmerge-win-stay"),
         needed=(("per_round", 1), ("rule", "one_standard_error")),
@@ -232,8 +233,10 @@ def _rows_of_order(studies: Sequence[Setting]) -> Iterator[_Row]:
             continue
         alone = [result for result in own.outcomes if result.method == "stl"]  # one reference for both
         alike = replace(paired, outcomes=[*alone, *(each for each in paired.outcomes if each.method != "stl")])
-        for word in alike.forms:
-            difference = compare_paired(own.overall.get(word, {}), alike.overall[word])
+        for word in (word for word, one in alike.contenders.items() if one.base.startswith("forkmerge")):
+            if word not in own.overall or word not in alike.overall:
+                continue
+            difference = compare_paired(own.overall[word], alike.overall[word])
             if difference is not None:
                 ratio = f"{steps_ratio(own, word):.1f}"
                 cells = [own.name, str(difference.count), *[_name(own, word)] * 2, show_paired(difference), ratio]
@@ -246,7 +249,7 @@ def _name(s: Setting, word: str) -> str:
 
 
 def _short(mechanism: Mechanism, rows: Sequence[_Row]) -> str:
-    rows = [row for row in rows if row.is_forkmerge]
+    rows = [row for row in rows if row.is_forkmerge] or rows
     verdicts = [verdict(row.difference) for row in rows]
     average = sum(row.difference.mean for row in rows) / len(rows)
     return f"| {mechanism.title} | {len(rows)} | {verdicts.count(WIN)} | {verdicts.count(LOSS)} | {percent(average)} |"

@@ -9,7 +9,16 @@ import pytest
 import forkmerge as fm
 from _asserts import assert_same_bits, bits
 from forkmerge.algorithms.events import StepProgress
-from problems import Vector, diverging_problem, fit, noisy_net, quadratic_run, union_problem
+from problems import (
+    Vector,
+    diverging_problem,
+    evaluation,
+    fit,
+    noisy_net,
+    quadratic_run,
+    shared_problem,
+    union_problem,
+)
 
 
 class TestFloor:
@@ -48,6 +57,32 @@ class TestFloor:
         assert run.final == "refit"
         assert [list(r.branches) for r in run.rounds if r.phase == "refit"] == [["alone"]] * 3
         assert_same_bits(run, fit(fm.SingleTask(), union_problem()))
+
+    def test_where_merges_are_the_floor_its_last_weights_are_the_reference_also_of_the_best_merge(self) -> None:
+        centres: dict[str, Vector] = {"tgt": (1.0, 0.0), "aux": (-9.0, 5.0)}
+        algorithm = fm.ForkMerge("mixed", interval=2, search=fm.Fixed((1.0, 0.0)), floor=True, select="best")
+        run = quadratic_run(algorithm, centres, (0.3, 0.0), lr=0.1, steps=12)
+        alone = quadratic_run(fm.SingleTask(interval=2), centres, (0.3, 0.0), lr=0.1, steps=12)
+        assert run.final == "best merge"
+        assert run.score > alone.score, "the best merge came early"
+        assert run.reference is not None
+        for name, value in alone.model.state_dict().items():
+            assert run.reference[name].equal(value)
+
+    def test_what_is_returned_is_never_worse_than_the_floor_on_all_examples_where_searches_see_a_sample(self) -> None:
+        merged = floors = 0
+        for seed in range(8):
+            options: dict[str, Any] = {"net": noisy_net, "steps": 24, "seed": seed}
+            problem = shared_problem(validation=evaluation(200, metrics=fm.accuracy))
+            algorithm = fm.ForkMerge(
+                "mixed", interval=2, floor=True, select="best", validation_examples=6, search_by="nll"
+            )
+            run, single = fit(algorithm, problem, **options), fit(fm.SingleTask(), problem, **options)
+            assert run.score >= single.score
+            merged += run.final != "floor"
+            floors += run.final == "floor"
+        assert merged
+        assert floors
 
     def test_a_branch_may_be_called_floor(self) -> None:
         branches = {"alone": {"tgt": 1.0}, "floor": {"tgt": 1.0, "aux": 1.0}}

@@ -19,7 +19,7 @@ from torch import nn
 import forkmerge as fm
 from _asserts import assert_same_bits
 from disk_faults import Faults
-from forkmerge.algorithms.resolved_config import open_run, resume_with
+from forkmerge.algorithms.resolved_config import _with_former_options, open_run, resume_with
 from forkmerge.engine.executors import shared_memory, worker_team
 from forkmerge.engine.storage.run_folder import status
 from paths import TESTS
@@ -260,3 +260,12 @@ def test_a_run_with_the_checkpoints_of_another_does_not_go_on(tmp_path: Path, mo
     shutil.copy(tmp_path / "1/config.json", tmp_path / "0/config.json")
     with pytest.raises(fm.StoreError, match=r"0/checkpoints/\d+ was written by another run"):
         fit(fm.ForkMerge("mixed", interval=4), folder=tmp_path / "0", resume=True, seed=1)
+
+
+def test_a_form_of_forkmerge_that_an_earlier_version_described_without_branches_named_is_the_same() -> None:
+    stored = {"name": "Averaged", "algorithm": {"kind": "ForkMerge", "mixtures": None, "turns": "rotation"}, "runs": 2}
+    assert _with_former_options(stored)["algorithm"]["turns"] is None
+    named = {"kind": "ForkMerge", "mixtures": {"kind": "PerAuxiliary"}, "turns": "rotation"}
+    assert _with_former_options(named)["turns"] == "rotation"
+    later = {"kind": "ForkMerge", "mixtures": None, "turns": "rotation", "validation_examples": None}
+    assert _with_former_options(later)["turns"] == "rotation"

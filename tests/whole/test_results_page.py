@@ -127,13 +127,17 @@ def test_other_methods_and_learning_rates_are_chosen_by_the_study_before(scripts
     page, _, setting = scripts
     word = setting.DEFAULT
     gains = {"stl": 0.0, word: 4.0, "ew": 1.0, "pcgrad": 5.0, f"{word}[lr=0.1]": 9.0, "stl[lr=0.1]": 5.5}
-    study = setting.Setting("x", *made({**gains, "ew": 2.0, "pcgrad": 1.0, "stl[lr=0.1]": 1.0, f"{word}[lr=0.1]": 3.0}))
-    judged = setting.Setting("x", *made({**gains, "posttrain": 6.0, "forkmerge-aux-uniform": 20.0}), study=study)
+    study = setting.Setting(
+        "x", *made({**gains, "ew": 2.0, "pcgrad": 1.0, "stl[lr=0.1]": 1.0, f"{word}[lr=0.1]": 3.0, "uw": -1.0})
+    )
+    judged = setting.Setting(
+        "x", *made({**gains, "posttrain": 6.0, "forkmerge-aux-uniform": 20.0, "uw": -1.0}), study=study
+    )
     assert (judged.chosen, judged.alone, judged.rival_beforehand) == (word, "stl[lr=0.1]", "ew")
     assert judged.rival_in_hindsight == "posttrain", "a branch per auxiliary takes more steps"
     row = next(line for line in page.summary_page([judged]).splitlines() if line.startswith("| x |"))
-    assert [cell for cell in row.strip("| ").split(" | ") if cell in ("EW", "PostTrain", "win", "loss")] == [
-        "loss", "EW", "win", "PostTrain", "loss",
+    assert [cell for cell in row.strip("| ").split(" | ") if cell in ("EW, best of 5", "PostTrain", "win", "loss")] == [
+        "loss", "EW, best of 5", "win", "PostTrain", "loss",
     ]  # fmt: skip
 
 
@@ -143,9 +147,39 @@ def test_the_interval_over_settings_keeps_what_belongs_together(scripts):
     assert overview.hierarchical({"one": [[0.1, 0.2]]}) is None
     mean, low, high = overview.hierarchical({"one": [[0.1] * 50], "other": [[0.3] * 50, [0.5] * 50]})
     assert mean == pytest.approx(0.25)
-    assert (low, high) == (pytest.approx(0.1), pytest.approx(0.5)), "settings and targets vary, whatever their seeds"
+    assert low == pytest.approx(0.1), "settings and targets vary, whatever their seeds"
+    assert 0.4 <= high <= 0.5
     _, low, high = overview.hierarchical({name: [[0.0, 1.0] * 50] for name in "abcdefghij"})
     assert 0.45 < low < 0.5 < high < 0.55, "many settings alike leave the noise of seeds"
+
+
+def test_mechanisms_without_a_pair_of_forms_or_with_options_that_are_tables_are_shown(scripts):
+    import what_matters
+
+    _, _, setting = scripts
+    gains = {"stl": 0.0, "stl[lr=0.1]": 1.0, "forkmerge[layer_groups={'lower':'body'}]": 2.0, "forkmerge-win-stay": 3.0}
+    text = what_matters.page([setting.Setting("x", *made(gains))])
+    assert "| A larger learning rate | 1 |" in text
+
+
+def test_forms_of_a_variant_with_the_same_batches_are_compared_with_those_of_the_setting(scripts):
+    import what_matters
+
+    _, _, setting = scripts
+    own = setting.Setting("x", *made({"stl": 0.0, "forkmerge-uniform": 3.0, "forkmerge": 1.0}))
+    paired = setting.Setting("x_paired", *made({"stl": 9.0, "forkmerge-uniform": 1.0, "forkmerge": 2.0}), base=own)
+    text = what_matters.page([own, paired])
+    rows = [line for line in text.split("## An order of one's own")[1].splitlines() if line.startswith("| x |")]
+    assert [row.count("forkmerge-uniform") for row in rows] == [2, 0]
+    assert ["| +4." in rows[0] or "| +3." in rows[0], "| −2." in rows[1] or "| −1." in rows[1]] == [True, True]
+
+
+def test_a_choice_among_few_methods_is_none(scripts):
+    _, _, setting = scripts
+    gains = {"stl": 0.0, "ew": 1.0, "pcgrad": 2.0, "forkmerge-win-stay": 3.0}
+    judged = setting.Setting("x", *made(gains), study=setting.Setting("x", *made(gains)))
+    assert judged.rival_beforehand is None
+    assert judged.rival_in_hindsight == "pcgrad"
 
 
 def test_variants_of_a_setting_stand_in_the_table_but_are_not_counted(scripts):

@@ -76,20 +76,23 @@ def read_reference(store: RunFolder | NoStore) -> dict[str, Tensor] | None:
     return tensors
 
 
-def prefer_floor(run: RunState, selection: Selection, validator: Validator, steps: int) -> Selection:
-    """Return the floor as the selection, its weights taken, if it scored better than the merge that was selected.
+def select_model(run: RunState, which: str, validator: Validator, steps: int) -> Selection:
+    """Return the "last" or the "best" merge, or the floor if that validates better; its weights are taken.
 
     Where searches have seen a sample of the validation examples, both are measured on all of them now.
     """
+    if run.shares_floor and run.floor is None and which == "best":
+        run.floor = run.merged.clone()  # the last merge is the floor, and the best one takes its place
+    selection = run.select_merge(which)
     if validator.sees_a_sample:
         score, metrics = validator.on_all(run.merged)
         selection = replace(selection, score=score, metrics=metrics)
-    score = run.rounds[-1].floor_score
-    if score is None or run.floor is None:
+    if run.floor is None:
         return selection
-    metrics = validator.reported(validator.known_metrics(run.floor))
     if validator.sees_a_sample:
         score, metrics = validator.on_all(run.floor)
+    else:
+        score, metrics = run.rounds[-1].floor_score, validator.reported(validator.known_metrics(run.floor))
     if score is None or (selection.score is not None and score <= selection.score):
         return selection
     run.merged.take_weights(run.floor)

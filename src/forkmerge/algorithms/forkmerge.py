@@ -72,15 +72,17 @@ class ForkMerge(Settings, Algorithm):
     Λ* = argmax_Λ P̂(Σ_b Λ_b θ^b_{t+Δt}), every Δt steps (Alg. 1 with two branches, Alg. 2 in general).
 
     Without branches named, every round trains the target alone and one other branch: that of all auxiliaries first,
-    then, whenever the one that was trained got less than half of a merge, the next auxiliary's; so the compute is that
-    of two branches, whatever their number. An accuracy or AUC is searched by likelihood, among candidates that few
-    validation examples cannot tell apart the one nearest to uniform is taken, and of many examples a search sees as
-    many as cost a tenth of training. The record names what was chosen. With branches named, all of them train in every
-    round, and defaults are the paper's, but for `prune_keeps`: `ForkMerge("mixed")` is Alg. 1.
+    then, whenever the one that was trained got less than half of a merge, the one that has rested longest, of a single
+    auxiliary at first; so the compute is that of two branches, whatever their number (with `prune_to`, all begin). An
+    accuracy or AUC is searched by likelihood, among candidates that few validation examples cannot tell apart the one
+    nearest to uniform is taken, and of many examples a search sees as many as cost a tenth of training. The record
+    names what was chosen. With branches named, all of them train in every round, and defaults are the paper's, but for
+    `prune_keeps`: `ForkMerge("mixed")` is Alg. 1.
 
     Args:
         mixtures: The branches: a constructor such as `Mixed()`, `PerAuxiliary()` or `Rates()`, its name, or
-            `{name: {task: weight}}`. None takes `PerAuxiliary(joint="sampled")`, in turn.
+            `{name: {task: weight}}`. None takes `PerAuxiliary(joint="sampled")`, in turn; where a `method` combines
+            tasks, which needs all of them, `PerAuxiliary(joint=True)`.
         interval: Δt, steps between merges; the last round is shortened to end at T. None makes five rounds, or ten
             where branches take turns.
         search: How coefficients are found; None takes `Grid()` for two branches and `Greedy()` for more.
@@ -125,9 +127,9 @@ class ForkMerge(Settings, Algorithm):
             validation examples.
         per_round: How many branches with some of the auxiliaries, but not all, a round trains; those with none or all
             train in every round. After a merge the better half of them stays, at most, and the others rest for those
-            that have rested longest, by the rule of `Rotation`: many auxiliaries cost no more than few. A branch that
-            returns forks from the merge, with the optimizer of the branch of the largest coefficient. None trains all;
-            without branches named, one.
+            that have rested longest, unless `turns` says otherwise: many auxiliaries cost no more than few. A branch
+            that returns forks from the merge, with the optimizer of the branch of the largest coefficient. None trains
+            all; without branches named, one.
         previous_merges: How many of the last merges a search may take something of, as if they were branches: 1 is what
             the branches were forked from, in round 1 the first weights. They cost no training. A merge is then never
             worse on validation than they are. Coefficients call them "previous merge", "previous merge 2" and so on.
@@ -205,8 +207,8 @@ class ForkMerge(Settings, Algorithm):
             return replace(self, mixtures=Mixed())  # the default of the first version
         if started and "validation_examples" not in started:  # that of the second
             return replace(self, turns=self.turns or ROTATION)._by_predictions(problem, model, seed)
-        seen = self.validation_examples
-        if seen is None and self.search_examples is None:
+        seen = self.validation_examples or started.get("validation_examples")
+        if seen is None and self.search_examples is None and not started:
             seen = affordable_examples(self.settings(problem), problem, steps)
             if seen is not None and not has_values(with_sample(problem.target_validation, seen, seed), model, seed):
                 seen = None

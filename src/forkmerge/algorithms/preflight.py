@@ -138,6 +138,19 @@ def check_metrics(problem: Problem, model: nn.Module, seed: int) -> None:
                 "chosen by it: look for NaN in the validation data, for examples without labels, or, where the metric "
                 "needs several classes as auc does, for examples of only one."
             )
+    if of_every_example(problem.target_validation) is not problem.target_validation:
+        _check_sample(problem, model, seed)
+
+
+def _check_sample(problem: Problem, model: nn.Module, seed: int) -> None:
+    """Refuse so few of the validation examples that a metric, which all of them have, is none of theirs."""
+    sample = problem.target_validation
+    for name, value in measure(model, sample, seed=seed).items():
+        if math.isnan(value):
+            raise ProblemError(
+                f"metric {name!r} of the target {problem.target!r} is NaN on the validation_examples={sample.size} "
+                "that searches would see, and is a number on all of them: give more, or None, which sees all."
+            )
 
 
 def check_classes(problem: Problem, model: nn.Module, seed: int) -> None:

@@ -262,6 +262,9 @@ def _with_former_options(stored: Any) -> Any:
         stored = {"name": "Averaged", "algorithm": {"kind": "SingleTask", **trained}, "runs": stored["runs"]}
     former = _FORMER_OPTIONS.get(str(stored.get("kind", stored.get("name"))), {})
     options = {key: _with_former_options(item) for key, item in stored.items()}
+    unnamed = former is _FORMER_OPTIONS["ForkMerge"] and options.get("mixtures", "") is None
+    if unnamed and "validation_examples" not in options and options.get("turns") == "rotation":
+        options["turns"] = None  # what it was where nobody had named it, before there was another one
     return options | {key: value for key, value in former.items() if key not in options}
 
 

@@ -12,7 +12,7 @@ from forkmerge.algorithms.branches.iterates import add_iterates, with_means
 from forkmerge.algorithms.branches.next_branches import next_branches
 from forkmerge.algorithms.branches.probes import score_probes
 from forkmerge.algorithms.branches.rotation import go_on_with
-from forkmerge.algorithms.branches.search_share import share_note
+from forkmerge.algorithms.branches.search_share import search_notes
 from forkmerge.algorithms.branches.shared_training import SharedTraining
 from forkmerge.algorithms.branches.tail import RoundSteps
 from forkmerge.algorithms.checkpoint import Phase, RunState, Snapshot, read_rounds
@@ -25,7 +25,7 @@ from forkmerge.algorithms.floor import (
     floor_mixture,
     keep_reference,
     part_from_branch,
-    prefer_floor,
+    select_model,
     start_floor,
 )
 from forkmerge.algorithms.learned_nothing import check_round, check_run
@@ -132,8 +132,8 @@ class Rounds:
         kept = weights * len(mixtures) * rounds
         self.events.start_search(self.state, self.steps, target=self.target, seed=self.job.seed, branch_bytes=kept)
         groups = 1 if self.end.groups is None else len(self.end.groups.names)
-        cost = share_note(settings, problem, mixtures, self.steps, self.job.training.accumulate, groups)
-        notes = self.job.training.rate_note(self.binding.optimizer), cost, rotation.note(rounds)
+        seen = search_notes(settings, problem, mixtures, self.steps, self.job.training.accumulate, groups)
+        notes = self.job.training.rate_note(self.binding.optimizer), *seen, rotation.note(rounds)
         self.state.notes += [note for note in notes if note]
         if not settings.needs_search(len(mixtures)):
             skip_search(self.state, settings.search_for(len(mixtures)), self.steps)
@@ -323,7 +323,7 @@ class Rounds:
         """Choose the model among the last or best merge and the floor; start the refit if there is one."""
         check_run(self.state, self.job.problem, self.job.training, self.job.seed)
         run = self.state
-        selection = prefer_floor(run, run.select_merge(self.settings.select), self.validator, self.steps)
+        selection = select_model(run, self.settings.select, self.validator, self.steps)
         metrics = selection.metrics or self.validator.reported(self.validator.metrics(run.merged))
         run.selection = replace(selection, metrics=metrics)
         self.events.select(run)

@@ -47,7 +47,10 @@ _SEARCHING = (
 )
 """Options that say how ForkMerge finds coefficients, and what follows from these: not for equal ones."""
 _EQUAL_COMPUTE = ("stl-best", "posttrain-best", "stl-average", "posttrain-average", "joint-then-alone-average")
-_LEFT_TO_FORKMERGE = dict.fromkeys(("rule", "turns", "per_round", "search_by", "validation_examples"))
+_LEFT_TO_FORKMERGE = {
+    **dict.fromkeys(("rule", "turns", "per_round", "search_by", "validation_examples", "prune_to")),
+    "prune_after": 1,
+}
 """Options that ForkMerge chooses itself where nobody names its branches."""
 SELECTING = ("checkpoint", "interval", "select", "validate_every")
 """Options that say which weights of a training are used, by their validation."""
@@ -138,7 +141,7 @@ class ComparedMethod:
     def _forkmerge(self, recipe: Recipe, refit: bool) -> ForkMerge:
         mixtures = _BRANCHES[_branches_word(self.base)]()
         own = recipe.algorithm
-        turns = (own.per_round if isinstance(own, ForkMerge) else None) or 1
+        turns = (own.per_round if isinstance(own, ForkMerge) and own.mixtures is None else None) or 1
         count = turns + 1 if mixtures is None else len(mixtures.build(recipe.problem, {}))
         # Reference metrics belong to one target; without them the target-only branch of round 1 gives them.
         made = recipe.forkmerge(mixtures, count, method=self.method, reference=None, refit=refit)

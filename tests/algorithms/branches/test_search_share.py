@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 import forkmerge as fm
-from forkmerge.algorithms.branches.search_share import LEAST, affordable_examples, share_note
+from forkmerge.algorithms.branches.search_share import LEAST, affordable_examples, search_notes
 from problems import domains_problem, evaluation, fit, noisy_net, shared_problem
 
 
@@ -54,8 +54,15 @@ def test_a_rule_that_takes_much_of_training_is_noted_and_one_that_sees_the_least
     least = fm.ForkMerge("mixed", **named, validation_examples=LEAST)
     assert not any("of training" in note for note in fit(least, problem, noisy_net).notes)
     argmax = fm.ForkMerge("mixed", interval=2)
-    mixtures = argmax.branches(problem, {})
-    assert share_note(argmax, problem, mixtures, 4, 1, 1) is None
+    assert search_notes(argmax, problem, argmax.branches(problem, {}), 4, 1, 1) == []
+
+
+def test_a_run_says_how_many_examples_its_scores_are_of() -> None:
+    run = fit(fm.ForkMerge("mixed", interval=4, validation_examples=50), problem_with(400), noisy_net)
+    assert any("scores of rounds are of 50 of the 400 validation examples" in note for note in run.notes)
+    assert not any(
+        "scores of rounds" in note for note in fit(fm.ForkMerge("mixed"), problem_with(400), noisy_net).notes
+    )
 
 
 def test_scores_of_a_search_are_of_its_sample_and_what_is_returned_is_measured_on_all() -> None:
@@ -65,10 +72,8 @@ def test_scores_of_a_search_are_of_its_sample_and_what_is_returned_is_measured_o
     whole = fit(fm.ForkMerge("mixed", interval=4), problem, noisy_net)
     last = run.rounds[-1]
     assert run.metrics["nll"] != pytest.approx(last.metrics["nll"], abs=1e-9)
-    from forkmerge.problem.scoring import measure
-
-    assert run.metrics["nll"] == pytest.approx(measure(run.model, problem.target_validation)["nll"], rel=1e-5)
-    assert whole.metrics["nll"] == pytest.approx(measure(whole.model, problem.target_validation)["nll"], rel=1e-5)
+    assert run.metrics["nll"] == pytest.approx(fm.measure(run.model, problem.target_validation)["nll"], rel=1e-5)
+    assert whole.metrics["nll"] == pytest.approx(fm.measure(whole.model, problem.target_validation)["nll"], rel=1e-5)
 
 
 @pytest.mark.parametrize("value", [0, -1, 2.5, True])

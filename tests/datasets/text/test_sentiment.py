@@ -97,6 +97,12 @@ def test_few_labels_of_the_target_are_drawn_by_the_seed_and_nothing_tested_on_is
     }  # fmt: skip
 
 
+def test_more_labels_than_there_are_are_refused(folder: Path) -> None:
+    for options in ({"labels": 1000}, {"validation": 1000}, {"auxiliary_labels": 1000}):
+        with pytest.raises(fm.ProblemError, match="1000 sentences of either class were asked for; of one there are"):
+            sentiment.problem("news", **options)
+
+
 def test_a_run_learns_from_other_domains(folder: Path) -> None:
     recipe = sentiment.recipe(labels=2, validation=10, steps=20, interval=10)
     run = recipe.fit(threads=1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import forkmerge as fm
@@ -24,6 +26,12 @@ def test_win_stay_is_what_forkmerge_does_when_no_branches_are_named():
     assert made.mixtures == fm.PerAuxiliary(joint="sampled")
     assert (made.per_round, made.turns) == (1, "win_stay")
     assert made == fm.ForkMerge(interval=recipe().algorithm.interval).settings(problem)
+
+
+def test_pruning_that_a_recipe_names_is_of_its_own_branches():
+    own = replace(recipe(), algorithm=fm.ForkMerge("per_auxiliary", interval=4, prune_to=2, prune_after=3))
+    made = compared_method_from(WIN_STAY).algorithm(own, refit=False).settings(own.problem)
+    assert (made.per_round, made.prune_to, made.prune_after) == (1, None, 1)
 
 
 def test_in_turn_has_no_joint_branch():

@@ -11,6 +11,7 @@ from forkmerge.algorithms.settings import Settings
 from forkmerge.engine.merging.rules import ARGMAX
 from forkmerge.engine.training.options import Mixture
 from forkmerge.problem.definition import Problem
+from forkmerge.problem.searched_evaluation import of_every_example
 
 LEAST = 256
 """Validation examples that a search always may see: with fewer it would soon be noise that decides."""
@@ -20,7 +21,7 @@ _PASSES_OF_STEP, _MUCH = 3, 0.1
 def affordable_examples(settings: Settings, problem: Problem, steps: int) -> int | None:
     """Return how many validation examples make ranking and search a tenth of training; None where all of them do.
 
-    Never fewer than `LEAST`.
+    Never fewer than `LEAST`. A step has one micro-batch here, and layers have coefficients in common.
     """
     mixtures = settings.rotation(problem).first()
     ranked, candidates = _passes(settings, len(mixtures), 1)
@@ -28,10 +29,10 @@ def affordable_examples(settings: Settings, problem: Problem, steps: int) -> int
     return count if count < problem.target_validation.size else None
 
 
-def share_note(
+def search_notes(
     settings: Settings, problem: Problem, mixtures: Sequence[Mixture], steps: int, accumulate: int, groups: int
-) -> str | None:
-    """Say it where a rule makes ranking and search take more than a tenth of training.
+) -> list[str]:
+    """Say it where searches see a sample, and where a rule makes ranking and search take more than a tenth of training.
 
     Args:
         settings: The options.
@@ -41,21 +42,27 @@ def share_note(
         accumulate: Micro-batches per step.
         groups: How many groups of layers have coefficients of their own.
     """
-    if settings.rule == ARGMAX or len(mixtures) < 2 or settings.validation_examples == LEAST:
-        return None
-    size = problem.target_validation.size
+    size, every = problem.target_validation.size, of_every_example(problem.target_validation).size
+    notes = []
+    if size < every:
+        notes.append(
+            f"scores of rounds are of {size} of the {every} validation examples, which ranking and search see; that of "
+            "the model returned is of all"
+        )
+    if settings.rule == ARGMAX or len(mixtures) < 2:
+        return notes
     trained = _trained(settings, problem, mixtures, steps, accumulate)
     ranked, candidates = _passes(settings, len(mixtures), groups)
     seen = min(settings.search_examples or size, size)
     share = (ranked * size + candidates * seen) / trained
-    if share <= _MUCH:
-        return None
-    fewer = int((_MUCH * trained - ranked * size) / candidates)
-    advice = f"search_examples={fewer}" if fewer >= 2 else "a longer interval, or fewer validation_examples,"
-    return (
-        f"rule={settings.rule!r} looks at {seen} validation examples for each of up to {candidates} candidates: "
-        f"ranking and search take about {share:.0%} of training; {advice} makes it {_MUCH:.0%}"
-    )
+    if share > _MUCH and size > LEAST:
+        fewer = int((_MUCH * trained - ranked * size) / candidates)
+        advice = f"search_examples={fewer}" if fewer >= 2 else "a longer interval, or fewer validation_examples,"
+        notes.append(
+            f"rule={settings.rule!r} looks at {seen} validation examples for each of up to {candidates} candidates: "
+            f"ranking and search take about {share:.0%} of training; {advice} makes it {_MUCH:.0%}"
+        )
+    return notes
 
 
 def _trained(settings: Settings, problem: Problem, mixtures: Sequence[Mixture], steps: int, accumulate: int) -> float:

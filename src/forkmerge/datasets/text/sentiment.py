@@ -1,8 +1,9 @@
 """Sentiment of sentences in four domains, a task each: products, films, news and tweets.
 
 Read from the source distribution of vaderSentiment 3.3.2 (MIT licence), which carries the ratings of Hutto and Gilbert,
-VADER, ICWSM 2014: every sentence has the mean of some twenty people's ratings from -4 to 4. Sentences of one review or
-article are always in the same part, training, validation or test, and so are those with the same words.
+VADER, ICWSM 2014: every sentence has the mean of some twenty people's ratings from -4 to 4. Sentences on products and
+of news that are from one review or article are always in the same part, training, validation or test. Films and tweets
+come without that; there it is sentences with the same words.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Sentence:
     Args:
         text: Its words.
         rating: Their mean rating, -4 to 4.
-        group: What it was taken from: sentences of the same group stay together.
+        group: What it was taken from, or where nothing says so its words: sentences of a group stay together.
     """
 
     text: str
@@ -166,11 +167,11 @@ def problem(
         few = {part: np.flatnonzero(parts == part) for part in ("training", "validation", "test")}
         if name == target:
             drawn = {part: _few(few[part], classes, count, seed) for part, count in counts.items()}
-            few = {
-                **few,
-                **({"test": np.setdiff1d(few["training"], drawn["training"])} if development else {}),
-                **drawn,
-            }
+            if development:
+                few["test"] = np.setdiff1d(few["training"], drawn["training"])
+                if not len(few["test"]):
+                    raise ProblemError("sentiment: with so many labels none is left to develop on: ask for fewer.")
+            few |= drawn
         elif auxiliary_labels != "all":
             few["training"] = _few(few["training"], classes, check_count("auxiliary_labels", auxiliary_labels), seed)
         data = {
@@ -199,6 +200,9 @@ class Features:
 def _few(rows: Array, classes: Array, count: int, seed: int) -> Array:
     """Return that many rows of either class, drawn by the seed."""
     order = np.random.default_rng(seed).permutation(rows)
+    known = min(int(np.sum(classes[rows] == label)) for label in range(CLASSES))
+    if count > known:
+        raise ProblemError(f"sentiment: {count} sentences of either class were asked for; of one there are {known}.")
     return np.sort(np.concatenate([order[classes[order] == label][:count] for label in range(CLASSES)]))
 
 
