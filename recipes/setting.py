@@ -146,9 +146,13 @@ class Setting:
         return max(known, key=lambda word: mean(self.on_validation[word]), default=None)
 
     def _best_of_study(self, words: Sequence[str]) -> str | None:
-        """The best of some methods by their means on development data; None where none of them is there."""
-        known = {} if self.study is None else self.study.overall
-        return max((word for word in words if word in known), key=lambda word: mean(known[word]), default=None)
+        """The best of some methods by their means on development data, over the seeds that all of them have."""
+        known = {} if self.study is None else {word: self.study.overall.get(word, {}) for word in words}
+        tried = {word: scores for word, scores in known.items() if scores}
+        if not tried:
+            return None
+        shared = set.intersection(*map(set, tried.values()))
+        return max(tried, key=lambda word: mean({s: v for s, v in tried[word].items() if s in shared or not shared}))
 
     @property
     def alone(self) -> str:
