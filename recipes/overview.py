@@ -30,7 +30,7 @@ BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 WIN, TIE, LOSS, UNSURE = "win", "tie", "loss", "one seed"
 _HEAD = (
     "| setting | ForkMerge | against STL, % | | other, chosen beforehand | against it, % | | best other in hindsight | "
-    "against it, % | | steps × | time × |"
+    "against it, % | | steps × |"
 )
 _RESAMPLES = 5_000
 
@@ -69,17 +69,16 @@ def _steps(s: Setting, word: str) -> list[float]:
 
 def table(settings: Sequence[Setting]) -> list[str]:
     """Return the lines of the table, variants of a setting below it."""
-    lines = [_HEAD, "|---" * 12 + "|"]
+    lines = [_HEAD, "|---" * 11 + "|"]
     for s in compared(settings):
         assert s.chosen is not None
         name = s.name if s.base is None else f"*{s.name}*"
-        time = s.summary.costs[s.chosen].time
         before = _against(s, s.rival_beforehand)
         if s.rival_beforehand is not None:
             before[0] += f", best of {len(s.rivals_of_study)}"
         cells = [name, s.labels[s.chosen], *_against(s, s.alone)[1:], *before]
         cells += [*_against(s, s.rival_in_hindsight), f"{steps_ratio(s, s.chosen):.1f}"]
-        lines.append("| " + " | ".join([*cells, "–" if time is None else f"{time:.1f}"]) + " |")
+        lines.append("| " + " | ".join(cells) + " |")
     return lines
 
 
