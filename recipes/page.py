@@ -43,8 +43,8 @@ methods alike); and *in hindsight*, by the test numbers that it is compared on, 
 _READING = """Differences are of Δ_m, in per cent: the mean over targets and metrics of the relative change against
 STL, where + is better; with 95% intervals over paired seeds, which are wide where there are three, and seeds
 won–tied–lost. *win*, *loss*: the interval does not hold zero; *tie*: it does. *steps ×*: training steps of all branches
-over those of one single-task run; what that is in time, [performance](performance.md) has measured. Times in the records
-were taken on several machines and beside other work.
+over those of one single-task run; what that is in time, [performance](performance.md) has measured: times in the
+records are of several machines, beside other work.
 """
 _MADE = """Made by `./run results` from the records in `results/`; `./run results NAME` runs `recipes/small/NAME.toml`
 again. Every number, target by target, the paper's claims one by one, and how options were chosen:
