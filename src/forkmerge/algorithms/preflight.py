@@ -13,14 +13,15 @@ import torch
 from torch import nn
 from torch.utils.data import Subset
 
+from forkmerge.algorithms.branches.search_checks import check_costs, check_sample
 from forkmerge.algorithms.mixtures import check_mixtures, reference_branch, scale_auxiliaries
 from forkmerge.engine.merging.layer_groups import LayerGroups
-from forkmerge.engine.merging.rules import ARGMAX, check_rule
+from forkmerge.engine.merging.rules import check_rule
 from forkmerge.engine.training.options import Mixture, Training
 from forkmerge.engine.training.state import Layout
 from forkmerge.errors import ProblemError, check_count, facts_of, unknown_name
 from forkmerge.problem.batches import batches
-from forkmerge.problem.definition import Context, Evaluation, Problem, Stream
+from forkmerge.problem.definition import Context, Problem, Stream
 from forkmerge.problem.error_facts import describe, note_moment, note_origin
 from forkmerge.problem.labels import (
     CLASSES,
@@ -31,10 +32,10 @@ from forkmerge.problem.labels import (
     refused_label,
     text_advice,
 )
-from forkmerge.problem.metrics import Criterion, NotPerExample, accuracy
+from forkmerge.problem.metrics import Criterion, accuracy
 from forkmerge.problem.not_finite import example_not_finite, measure_and_find
 from forkmerge.problem.randomness import derive, random_state_kept, set_random_state
-from forkmerge.problem.scoring import cost_reader, device_of, measure, modes_kept
+from forkmerge.problem.scoring import device_of, measure, modes_kept
 from forkmerge.problem.searched_evaluation import of_every_example, reported_directions, search_directions
 
 _MOST_STEPS = 10**15  # which no machine does
@@ -85,32 +86,13 @@ def check_run(problem: Problem, model: nn.Module, training: Training, settings: 
                 check_stream(name, stream, model, [*mixtures, *probes, *tails], training, seed)
             check_costs(settings, validation, model, seed)
             check_metrics(problem, model, seed)
+            check_sample(problem, model, seed)
             if settings.refit:
                 check_union(problem, model, training, seed)
     finally:
         for buffer, value in saved:
             buffer.copy_(value)
         model.zero_grad(set_to_none=True)
-
-
-def check_costs(settings: Any, validation: Evaluation, model: nn.Module, seed: int) -> None:
-    """Refuse options that compare candidates example by example where the score of a search does not add up."""
-    asked = {"confidence": settings.confidence is not None, f"rule={settings.rule!r}": settings.rule != ARGMAX}
-    option = next((name for name, is_asked in asked.items() if is_asked), None)
-    if option is None:
-        return
-    reader = cost_reader(validation, seed)
-    has_costs = reader is not None and reader.falls_with_costs
-    if reader is not None and has_costs:
-        try:
-            reader.read(model, range(reader.chunk))
-        except NotPerExample:
-            has_costs = False
-    if not has_costs:
-        raise ProblemError(
-            f"{option} compares candidates example by example, so it needs metrics that add up over examples, such as "
-            "fm.accuracy or fm.nll: measure those, pass search_by='nll', or leave it out."
-        )
 
 
 def check_metrics(problem: Problem, model: nn.Module, seed: int) -> None:
@@ -137,19 +119,6 @@ def check_metrics(problem: Problem, model: nn.Module, seed: int) -> None:
                 f"metric {name!r} of the target {problem.target!r} is NaN before any training, so nothing could be "
                 "chosen by it: look for NaN in the validation data, for examples without labels, or, where the metric "
                 "needs several classes as auc does, for examples of only one."
-            )
-    if of_every_example(problem.target_validation) is not problem.target_validation:
-        _check_sample(problem, model, seed)
-
-
-def _check_sample(problem: Problem, model: nn.Module, seed: int) -> None:
-    """Refuse so few of the validation examples that a metric, which all of them have, is none of theirs."""
-    sample = problem.target_validation
-    for name, value in measure(model, sample, seed=seed).items():
-        if math.isnan(value):
-            raise ProblemError(
-                f"metric {name!r} of the target {problem.target!r} is NaN on the validation_examples={sample.size} "
-                "that searches would see, and is a number on all of them: give more, or None, which sees all."
             )
 
 

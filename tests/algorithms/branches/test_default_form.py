@@ -92,14 +92,6 @@ def test_where_a_sample_lacks_a_class_of_an_auc_all_examples_are_seen():
         assert all(map(math.isfinite, (each.metrics["auc"] for each in run.rounds)))
 
 
-def test_a_sample_that_somebody_named_and_that_lacks_a_class_is_refused_before_training():
-    problem = problem_of(fm.auc, examples=5000, classes=2)
-    inputs = problem.target_validation.dataset.tensors[0]
-    rare = replace(problem.target_validation, dataset=TensorDataset(inputs, (torch.arange(5000) < 5).long()))
-    with pytest.raises(fm.ProblemError, match=r"'auc' .* is NaN on the validation_examples=50 .*give more"):
-        fitted(replace(problem, validation={"t": rare}), Net(2), fm.ForkMerge("mixed", validation_examples=50))
-
-
 def test_where_all_of_many_examples_are_looked_at_the_best_candidate_is_taken():
     every = fm.ForkMerge(interval=2, validation_examples=FEW + 1)
     assert chosen(fitted(problem_of(fm.accuracy, examples=FEW + 1), Net(), every)) == (

@@ -55,7 +55,7 @@ def search_notes(
     ranked, candidates = _passes(settings, len(mixtures), groups)
     seen = min(settings.search_examples or size, size)
     share = (ranked * size + candidates * seen) / trained
-    if share > _MUCH and size > LEAST:
+    if share > _MUCH:
         fewer = int((_MUCH * trained - ranked * size) / candidates)
         advice = f"search_examples={fewer}" if fewer >= 2 else "a longer interval, or fewer validation_examples,"
         notes.append(

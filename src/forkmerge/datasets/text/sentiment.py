@@ -200,9 +200,9 @@ class Features:
 def _few(rows: Array, classes: Array, count: int, seed: int) -> Array:
     """Return that many rows of either class, drawn by the seed."""
     order = np.random.default_rng(seed).permutation(rows)
-    known = min(int(np.sum(classes[rows] == label)) for label in range(CLASSES))
-    if count > known:
-        raise ProblemError(f"sentiment: {count} sentences of either class were asked for; of one there are {known}.")
+    fewest = min(int(np.sum(classes[rows] == label)) for label in range(CLASSES))
+    if count > fewest:
+        raise ProblemError(f"sentiment: {count} sentences of either class were asked for; of one there are {fewest}.")
     return np.sort(np.concatenate([order[classes[order] == label][:count] for label in range(CLASSES)]))
 
 
