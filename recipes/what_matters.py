@@ -30,6 +30,7 @@ class Mechanism:
         bases: The words without and with it, where it is in the word itself.
         needed: Options that the form without it must have, where the word with it stands for them.
         beside: Words of other methods, to see whether it is ForkMerge that it helps.
+        is_of_default: Whether the default has it without saying so: its forms then cannot do without it.
     """
 
     title: str
@@ -39,6 +40,7 @@ class Mechanism:
     bases: tuple[str, str] | None = None
     needed: tuple[tuple[str, object], ...] = ()
     beside: tuple[str, ...] = ()
+    is_of_default: bool = False
 
     def is_between(self, before: tuple[str, Options], after: tuple[str, Options]) -> bool:
         """Whether it is off in one form, on in the other, and all that is different between them."""
@@ -47,7 +49,9 @@ class Mechanism:
         if self.bases is not None:
             has_needed = all(options.get(name) == value for name, value in self.needed)
             return (base, other) == self.bases and rest[0] == rest[1] and has_needed
-        return base == other and rest[0] == rest[1] and self.key not in options and self.key in others
+        has_anyway = self.is_of_default and base.startswith(("forkmerge-win-stay", "forkmerge-in-turn"))
+        is_added = self.key not in options and self.key in others and not has_anyway
+        return base == other and rest[0] == rest[1] and is_added
 
 
 MECHANISMS = (
@@ -77,6 +81,7 @@ MECHANISMS = (
         "(`argmax`).",
         ("rule",),
         "rule",
+        is_of_default=True,
     ),
     Mechanism(
         "Branches in turn",
@@ -84,6 +89,7 @@ MECHANISMS = (
         "branches at a time, however many auxiliaries there are.",
         ("per_round", "interval"),
         "per_round",
+        is_of_default=True,
     ),
     Mechanism(
         "Winners stay",
@@ -220,7 +226,7 @@ class _Row:
 def _rows(mechanism: Mechanism, studies: Sequence[Setting]) -> Iterator[_Row]:
     for s in studies:
         forms = {
-            word: (f"{found.base}:{found.count}" if found.count > 1 else found.base, dict(found.options))
+            word: (found.word.partition("[")[0], dict(found.options))
             for word, found in s.contenders.items()
             if (found.base.startswith("forkmerge") or found.base in mechanism.beside) and word in s.overall
         }
@@ -254,7 +260,7 @@ def _rows_of_order(studies: Sequence[Setting]) -> Iterator[_Row]:
 
 def _name(s: Setting, word: str) -> str:
     found = s.contenders[word]
-    return f"`{found.base}{f':{found.count}' if found.count > 1 else ''}{show_options(dict(found.options))}`"
+    return f"`{found.word.partition('[')[0]}{show_options(dict(found.options))}`"
 
 
 def _short(mechanism: Mechanism, rows: Sequence[_Row]) -> str:
