@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-from setting import Setting, percent
+from setting import DEFAULT, Setting, mean, percent
 
 from forkmerge.experiments.paired_statistics import Paired
 
@@ -113,8 +113,8 @@ def _average(settings: Sequence[Setting]) -> str:
         known = {s.name: _by_target(s, other(s) or "") for s in settings}
         overall = hierarchical({name: targets for name, targets in known.items() if targets})
         if overall is not None:
-            mean, low, high = map(percent, overall)
-            parts.append(f"{mean} % [{low}, {high}] against {title} (of {sum(map(bool, known.values()))})")
+            average, low, high = map(percent, overall)
+            parts.append(f"{average} % [{low}, {high}] against {title} (of {sum(map(bool, known.values()))})")
     how = "On average over settings, intervals by resampling settings, targets and seeds"
     return f"{how}: {'; '.join(parts)}." if parts else ""
 
@@ -154,6 +154,37 @@ def hierarchical(differences: Mapping[str, Sequence[Sequence[float]]]) -> tuple[
     means = of_some(partial(of_some, of_target), list(differences.values()))
     low, high = np.quantile(means, (0.025, 0.975))
     return fmean(fmean(map(fmean, targets)) for targets in differences.values()), float(low), float(high)
+
+
+def distances(settings: Sequence[Setting]) -> list[str]:
+    """Return the lines of a table: how far every method is behind the best of all, in the settings with the default.
+
+    A method has the learning rate that the study chose for it; one that a setting does not have is not judged there.
+    """
+    judged = [s for s in settings if s.base is None and s.chosen and s.contenders[s.chosen].base == DEFAULT]
+    found: dict[str, dict[str, float]] = {}
+    for s in judged:
+        assert s.chosen is not None
+        words = [*s.at_own_rates(s.rivals), s.chosen]
+        best = max(mean(s.overall[word]) for word in words)
+        for word in words:
+            found.setdefault(_family(s, word), {})[s.name] = best - mean(s.overall[word])
+    known = {name: each for name, each in found.items() if len(each) > len(judged) / 2}
+    rows = sorted(known.items(), key=lambda item: fmean(item[1].values()))
+    lines = [
+        "| method | settings | behind the best, mean | most | where |",
+        "|---|---|---|---|---|",
+    ]
+    for name, each in rows:
+        worst = max(each, key=lambda setting: each[setting])
+        cells = [name, str(len(each)), f"{100 * fmean(each.values()):.1f}", f"{100 * each[worst]:.1f}", worst]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines if len(judged) > 1 else []
+
+
+def _family(s: Setting, word: str) -> str:
+    """How tables call a method without options of a setting."""
+    return "**ForkMerge**" if word == s.chosen else s.labels[word].partition("[")[0]
 
 
 def meaning(settings: Sequence[Setting]) -> list[str]:

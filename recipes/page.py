@@ -18,7 +18,7 @@ from statistics import fmean
 from claims import claims_table
 from mixture import figure as figure_of_mixture
 from mixture import with_mixture
-from overview import meaning, table, tally, with_block
+from overview import distances, meaning, table, tally, with_block
 from setting import DEFAULT, Setting, mean, percent, read_settings, show_paired
 from what_matters import page as page_of_mechanisms
 
@@ -39,6 +39,10 @@ single-task training (STL) and against the best of all other methods that take n
 fifteen, averages and bests of several runs, and merges without a search. That other is chosen twice: *beforehand*, on
 development data, among those that were tried there (*best of* so many; learning rates were chosen there, too, for all
 methods alike); and *in hindsight*, by the test numbers that it is compared on, which favours it.
+"""
+_DISTANCES = """In points of Δ_m, how far every method is behind the best of all in the settings that have the default: what it
+would cost to choose it for good. Methods have the learning rate that development data chose for them, or where they were
+not tried there the recipe's own.
 """
 _READING = """Differences are of Δ_m, in per cent: the mean over targets and metrics of the relative change against
 STL, where + is better; with 95% intervals over paired seeds, which are wide where there are three, and seeds
@@ -76,7 +80,10 @@ def summary_page(settings: Sequence[Setting]) -> str:
     """Return the page that comes first: one table over all settings, and what it means."""
     if not settings:
         return _SUMMARY_HEAD + "\nThere are no records yet.\n"
-    parts = [_SUMMARY_HEAD, *table(settings), "", tally(settings), "", "## What this means for you", ""]
+    parts = [_SUMMARY_HEAD, *table(settings), "", tally(settings), ""]
+    if lines := distances(settings):
+        parts += ["## How far from the best, over all settings", "", _DISTANCES, *lines, ""]
+    parts += ["## What this means for you", ""]
     return (
         "\n".join([*parts, " ".join(meaning(settings)), "", "## How to read it", "", _READING, _MADE]).rstrip() + "\n"
     )

@@ -168,6 +168,15 @@ class Setting:
         most = 1 if self.chosen is None else self.branches(self.chosen)
         return [*self.others, *(word for word in self.compute if self.branches(word) <= most)]
 
+    def at_own_rates(self, words: Sequence[str]) -> list[str]:
+        """Return, of methods that differ in their learning rate alone, the study's best, or the recipe's own."""
+        families: dict[tuple[Any, ...], list[str]] = {}
+        for word in words:
+            found = self.contenders[word]
+            options = tuple(sorted((key, str(value)) for key, value in found.options if key != "lr"))
+            families.setdefault((word.partition("[")[0], options), []).append(word)
+        return [self._best_of_study(each) or each[0] for each in families.values()]
+
     @property
     def rivals_of_study(self) -> list[str]:
         """Those that the study has tried, too; none where these are too few to speak of a choice."""

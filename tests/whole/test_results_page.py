@@ -174,6 +174,25 @@ def test_forms_of_a_variant_with_the_same_batches_are_compared_with_those_of_the
     assert ["| +4." in rows[0] or "| +3." in rows[0], "| −2." in rows[1] or "| −1." in rows[1]] == [True, True]
 
 
+def test_how_far_every_method_is_behind_the_best_is_said_over_all_settings(scripts):
+    page, _, setting = scripts
+    word = setting.DEFAULT
+    one = {"stl": 0.0, "ew": 5.0, "ew[lr=0.1]": 1.0, "pcgrad": 1.0, word: 4.0}
+    study = setting.Setting("one", *made({**one, "ew": 0.0}))
+    settings = [
+        setting.Setting("one", *made(one), study=study),
+        setting.Setting("two", *made({"stl": 0.0, "ew": -5.0, word: 1.0})),
+        setting.Setting("three", *made({"stl": 0.0, "forkmerge": 9.0})),
+    ]
+    rows = [line for line in page.summary_page(settings).splitlines() if line.count("|") == 6]
+    cells = {row[0]: row[1:] for row in (line.strip("| ").split(" | ") for line in rows)}
+    assert list(cells)[2:] == ["**ForkMerge**", "STL", "EW"], "pcgrad is in one of two settings only"
+    assert cells["**ForkMerge**"][0] == "2"
+    assert float(cells["**ForkMerge**"][1]) == 0
+    assert cells["EW"][3] == "two"
+    assert 8 < float(cells["EW"][1]) < 10, "3 points of 50 at the rate of its study, and 6"
+
+
 def test_a_choice_among_few_methods_is_none(scripts):
     _, _, setting = scripts
     gains = {"stl": 0.0, "ew": 1.0, "pcgrad": 2.0, "forkmerge-win-stay": 3.0}
