@@ -40,9 +40,9 @@ fifteen, averages and bests of several runs, and merges without a search. That o
 development data, among those that were tried there (*best of* so many; learning rates were chosen there, too, for all
 methods alike); and *in hindsight*, by the test numbers that it is compared on, which favours it.
 """
-_DISTANCES = """In points of Δ_m, how far every method is behind the best of all in the settings that have the default: what it
-would cost to choose it for good. Methods have the learning rate that development data chose for them, or where they were
-not tried there the recipe's own.
+_DISTANCES = """In points of Δ_m, how far every method is behind the best of all in the settings that have the default:
+what it would cost to choose it for good. Methods have the learning rate that development data chose for them, or where
+they were not tried there the recipe's own.
 """
 _READING = """Differences are of Δ_m, in per cent: the mean over targets and metrics of the relative change against
 STL, where + is better; with 95% intervals over paired seeds, which are wide where there are three, and seeds
