@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+import numpy as np
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 from forkmerge.datasets import augment
+from forkmerge.datasets._files import Array
 from forkmerge.models import Classifier
 from forkmerge.problem.definition import Context
 
@@ -116,6 +118,12 @@ class PredictClass:
         """Return logits and classes of a batch."""
         images, classes = batch
         return model(self.preparation.evaluation(images), self.task), classes
+
+
+def few_of_each(rows: Array, classes: Array, count: int, seed: int) -> Array:
+    """Return that many rows of every class that the data has, drawn by the seed; all of a class that has fewer."""
+    order = np.random.default_rng(seed).permutation(rows)
+    return np.sort(np.concatenate([order[classes[order] == label][:count] for label in np.unique(classes)]))
 
 
 class SmallConvNet(nn.Module):

@@ -20,6 +20,7 @@ from forkmerge.datasets._classify import (
     CropAndFlip,
     PredictClass,
     Preparation,
+    few_of_each,
     small_classifier,
 )
 from forkmerge.datasets._features import MirrorViews, encode_once, pretrained_encoder
@@ -139,7 +140,7 @@ def problem(
     for code, name in enumerate(names):
         rows = [np.flatnonzero((domains == code) & (split == part)) for part in range(3)]
         if labels is not None:
-            few = [_few(part, classes, check_count("labels", labels), seed) for part in rows[:2]]
+            few = [few_of_each(part, classes, check_count("labels", labels), seed) for part in rows[:2]]
             rows = [*few, np.setdiff1d(rows[0], few[0]) if others_as_test else rows[2]]
         parts = [TensorDataset(torch.tensor(inputs[part]), torch.tensor(classes[part])) for part in rows]
         streams[name] = Stream(parts[0], ClassificationLosses(prepare), name, batch_size)
@@ -147,12 +148,6 @@ def problem(
         validation[name] = Evaluation(parts[1], metric, predict=predict)
         test[name] = Evaluation(parts[2], accuracy, predict=predict)
     return Problem(target, streams, validation, test, weights=weights)
-
-
-def _few(rows: Array, classes: Array, count: int, seed: int) -> Array:
-    """Return that many rows of every class, drawn by the seed."""
-    order = np.random.default_rng(seed).permutation(rows)
-    return np.sort(np.concatenate([order[classes[order] == label][:count] for label in range(CLASSES)]))
 
 
 def _pretrained_classifier(classes: Mapping[str, int], first_layer: int, shared_head: bool) -> Classifier:

@@ -25,7 +25,7 @@ from torch import Generator, Tensor, nn
 from torch.utils.data import TensorDataset
 
 from forkmerge.algorithms.forkmerge import ForkMerge
-from forkmerge.datasets._classify import ClassificationLosses, PredictClass
+from forkmerge.datasets._classify import ClassificationLosses, PredictClass, few_of_each
 from forkmerge.datasets._files import READING_ERRORS, Array, Root, data_folder, missing
 from forkmerge.datasets.text._sentence_features import CHANNELS, encode_sentences
 from forkmerge.engine.training.optimizers import OptimizerOf
@@ -199,11 +199,10 @@ class Features:
 
 def _few(rows: Array, classes: Array, count: int, seed: int) -> Array:
     """Return that many rows of either class, drawn by the seed."""
-    order = np.random.default_rng(seed).permutation(rows)
     fewest = min(int(np.sum(classes[rows] == label)) for label in range(CLASSES))
     if count > fewest:
         raise ProblemError(f"sentiment: {count} sentences of either class were asked for; of one there are {fewest}.")
-    return np.sort(np.concatenate([order[classes[order] == label][:count] for label in range(CLASSES)]))
+    return few_of_each(rows, classes, count, seed)
 
 
 def _classifier(classes: Mapping[str, int], width: int, shared_head: bool) -> Classifier:
