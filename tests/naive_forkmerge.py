@@ -184,9 +184,12 @@ def naive_forkmerge(
     first = net()
     auxiliaries = {name: sum(task != problem.target for task in weights) for name, weights in mixtures.items()}
     partial = [name for name, count in auxiliaries.items() if 0 < count < len(problem.tasks) - 1]
-    if turns == "win_stay":
+    if turns in ("win_stay", "win_stay_all"):
         partial = sorted((name for name, count in auxiliaries.items() if count), key=lambda name: -auxiliaries[name])
-    queue = [] if per_round is None else partial[per_round:]
+    if turns == "win_stay_all":
+        partial = [*(name for name, count in auxiliaries.items() if not count), *partial]
+    places = None if per_round is None else per_round + (turns == "win_stay_all")
+    queue = [] if places is None else partial[places:]
     survivors, seen = partial, dict[str, float]()
     models = {name: copy.deepcopy(first).train() for name in mixtures if name not in queue}
     optimizers = {name: optimizer(model) for name, model in models.items()}
@@ -254,7 +257,7 @@ def naive_forkmerge(
             seen.update({name: shares[name] for name in models if name in partial})
             if turns == "halving":
                 left, queue, survivors = halve(survivors, seen, queue, per_round)
-            elif turns == "win_stay":
+            elif turns in ("win_stay", "win_stay_all"):
                 left, queue = stay_or_shift([name for name in partial if name in models], shares, queue, len(models))
             else:
                 left, queue = take_turns([name for name in models if name in partial], shares, queue, per_round)

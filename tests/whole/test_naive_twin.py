@@ -215,3 +215,13 @@ def test_branches_whose_winners_stay(per_round: int, refit: bool) -> None:
     assert len(set.union(*trained)) > per_round + 1, "somebody left"
     if per_round == 1:
         assert any(one == other for one, other in pairwise(trained)), "and somebody stayed"
+
+
+@pytest.mark.parametrize(("per_round", "refit"), [(1, True), (2, False)])
+def test_the_targets_own_branch_rests_where_others_win(per_round: int, refit: bool) -> None:
+    run, twin = both({**FOUR, **THREE}, interval=2, steps=24, per_round=per_round, turns="win_stay_all", refit=refit)
+    assert_same(run, twin)
+    trained = [set(r.branches) for r in run.searched]
+    assert {len(names) for names in trained} == {per_round + 1}
+    assert any("alone" not in names for names in trained), "the target's own rested"
+    assert any(one & other for one, other in pairwise(trained)), "and somebody stayed"

@@ -9,18 +9,18 @@ from typing import Any, Literal
 from torch import nn
 
 from forkmerge.algorithms.branches.default_form import (
+    adds_up_over_few,
     has_costs,
     has_values,
     is_one_label_each,
-    rule_for,
     smooth_metric,
 )
-from forkmerge.algorithms.branches.rotation import ROTATION, WIN_STAY
+from forkmerge.algorithms.branches.rotation import ROTATION, WIN_STAY, WIN_STAY_ALL
 from forkmerge.algorithms.branches.search_share import affordable_examples
 from forkmerge.algorithms.fit import Algorithm
 from forkmerge.algorithms.mixtures import ALONE, Given, Mixed, PerAuxiliary
 from forkmerge.algorithms.settings import GREEDY, Settings
-from forkmerge.engine.merging.rules import ARGMAX
+from forkmerge.engine.merging.rules import ARGMAX, BAGGED, ONE_STANDARD_ERROR
 from forkmerge.engine.merging.searches import Fixed, Search
 from forkmerge.engine.training.options import Mixture
 from forkmerge.methods import Method, method_from
@@ -64,6 +64,10 @@ _PAPER: dict[str, Any] = {
 AUTHORS_SCRIPTS: dict[str, Any] = {"checkpoint": "best_so_far", "search": GREEDY, "select": "best"}
 """The options in which the authors' released scripts differ from the paper, whatever the branches."""
 
+_LOSS_SCALE = 2.0
+"""Of auxiliary weights where nobody names branches: half of a branch is then worth what equal weights are."""
+_WINNERS_STAY = (WIN_STAY, WIN_STAY_ALL)
+
 
 @dataclass(frozen=True)
 class ForkMerge(Settings, Algorithm):
@@ -71,13 +75,13 @@ class ForkMerge(Settings, Algorithm):
 
     Λ* = argmax_Λ P̂(Σ_b Λ_b θ^b_{t+Δt}), every Δt steps (Alg. 1 with two branches, Alg. 2 in general).
 
-    Without branches named, every round trains the target alone and one other branch: that of all auxiliaries first,
-    then, whenever the one that was trained got less than half of a merge, the one that has rested longest, of a single
-    auxiliary at first; so the compute is that of two branches, whatever their number (with `prune_to`, all begin). An
-    accuracy or AUC is searched by likelihood, among candidates that few validation examples cannot tell apart the one
-    nearest to uniform is taken, and of many examples a search sees as many as cost a tenth of training. The record
-    names what was chosen. With branches named, all of them train in every round, and defaults are the paper's, but for
-    `prune_keeps`: `ForkMerge("mixed")` is Alg. 1.
+    Without branches named, every round trains two branches, whatever their number (with `prune_to`, all begin): at
+    first the target alone and that of all auxiliaries, then the one that got half of the merge or more and the one that
+    has rested longest, of a single auxiliary at first. Auxiliary losses weigh twice as much as the target's, so that
+    half of a branch amounts to equal weights. An accuracy or AUC is searched by likelihood, on few validation examples
+    coefficients are those that win in resamples of them, averaged, and of many examples a search sees as many as cost a
+    tenth of training. The record names what was chosen. With branches named, all of them train in every round, and
+    defaults are the paper's, but for `prune_keeps`: `ForkMerge("mixed")` is Alg. 1.
 
     Args:
         mixtures: The branches: a constructor such as `Mixed()`, `PerAuxiliary()` or `Rates()`, its name, or
@@ -99,7 +103,8 @@ class ForkMerge(Settings, Algorithm):
         prune_to: Keep that many branches after round `prune_after`, those of largest coefficient, none of
             coefficient 0. See also `prune_keeps`.
         prune_after: See `prune_to`.
-        auxiliary_scale: Factor on all auxiliary weights, for when the best λ would exceed 1.
+        auxiliary_scale: Factor on all auxiliary weights, for when the best λ would exceed 1. None takes 1; without
+            branches named 2 where weights are those of losses and no `method` chooses them.
         reference: Reference metrics of a target with several; None takes the target-only branch of round 1.
         refit: Replay the run found, without any search, on training ∪ validation data of the target.
         floor: Also train an unmerged target-only run, and return it if it validates better.
@@ -123,8 +128,7 @@ class ForkMerge(Settings, Algorithm):
             that win in resamples of the examples. A merge is never worse on validation than its best branch by argmax,
             and never by more than the standard error of their difference by the others; `confidence` asks about what
             the rule has chosen. Both look at every example for every candidate; for metrics that add up over examples.
-            None takes "argmax"; without branches named, "one_standard_error" where a search sees at most 1,000
-            validation examples.
+            None takes "argmax"; without branches named, "bagged" where a search sees at most 1,000 validation examples.
         per_round: How many branches with some of the auxiliaries, but not all, a round trains; those with none or all
             train in every round. After a merge the better half of them stays, at most, and the others rest for those
             that have rested longest, unless `turns` says otherwise: many auxiliaries cost no more than few. A branch
@@ -146,8 +150,10 @@ class ForkMerge(Settings, Algorithm):
             which the worse half by coefficient is left out for good whenever all that are left have had a turn: losing
             branches get fewer steps, and few rounds are enough for many auxiliaries; or "win_stay", in which a branch
             stays for as long as it gets an equal share of the merges, at least, and a branch with all auxiliaries takes
-            turns, too, the first one. None takes "rotation"; without branches named, "win_stay", and with another one
-            there is no branch of all auxiliaries, which would train in every round.
+            turns, too, the first one; or "win_stay_all", the same of all branches, so that the target's own branch
+            rests, too, where others win, and a round trains `per_round` + 1. None takes "rotation"; without branches
+            named, "win_stay_all". With another one named there, few examples are searched by "one_standard_error", and
+            where not even "win_stay" is, there is no branch of all auxiliaries, which would train in every round.
         validation_examples: Rank branches, search and select on so many validation examples, drawn once from the run's
             seed; what is returned, and the floor, are measured on all of them, and a refit trains on all. What is
             promised of a merge is promised on these examples. None sees all; without branches named, as many as make
@@ -184,17 +190,20 @@ class ForkMerge(Settings, Algorithm):
         """Return itself, with the branches, metric and rule that nobody has named as the target's metrics suggest."""
         if self.mixtures is not None:
             return self
-        evaluation = problem.target_validation
+        evaluation, turns = problem.target_validation, self.turns or WIN_STAY_ALL
         fixed = isinstance(self.search, Search) and not self.search.guarded
-        turns = self.turns or WIN_STAY
         joint: bool | Literal["sampled"] = self.method is not None or "sampled"  # methods combine all tasks in a step
+        rule = BAGGED if turns == WIN_STAY_ALL else ONE_STANDARD_ERROR
+        is_few = not fixed and adds_up_over_few(evaluation, self.validation_examples)
+        doubled = turns == WIN_STAY_ALL and self.method is None and problem.weights == "loss"
         return replace(
             self,
-            mixtures=PerAuxiliary(joint=joint if turns == WIN_STAY else False),  # else it would train every round
+            mixtures=PerAuxiliary(joint=joint if turns in _WINNERS_STAY else False),  # else it would train every round
             per_round=self.per_round or (1 if self.prune_to is None else None),
             turns=turns,
             search_by=self.search_by or smooth_metric(evaluation),
-            rule=self.rule or (ARGMAX if fixed else rule_for(evaluation, self.validation_examples)),
+            rule=self.rule or (rule if is_few else ARGMAX),
+            auxiliary_scale=self.auxiliary_scale or (_LOSS_SCALE if doubled else None),
         )
 
     def resolved(
@@ -207,6 +216,8 @@ class ForkMerge(Settings, Algorithm):
             return replace(self, mixtures=Mixed())  # the default of the first version
         if started and "validation_examples" not in started:  # that of the second
             return replace(self, turns=self.turns or ROTATION)._by_predictions(problem, model, seed)
+        if self.turns is None and started.get("turns") == WIN_STAY:  # that of the third
+            return replace(self, turns=WIN_STAY).resolved(problem, model, seed, steps, started)
         seen = self.validation_examples or started.get("validation_examples")
         if seen is None and self.search_examples is None and not started:
             seen = affordable_examples(self.settings(problem), problem, steps)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from forkmerge.algorithms.branches.rotation import HALVING, ROTATION, WIN_STAY, Rotation, Turns
+from forkmerge.algorithms.branches.rotation import HALVING, ROTATION, WIN_STAY, WIN_STAY_ALL, Rotation, Turns
 from forkmerge.algorithms.mixtures import Mixtures, check_mixtures, mixtures_from, scale_auxiliaries
 from forkmerge.engine.executors.resources import check_descriptors
 from forkmerge.engine.merging.group_search import group_evaluations
@@ -44,7 +44,7 @@ _CHOICES = {
     "rule": RULES,
     "prune_keeps": ("target", "largest"),
     "tail_anneal": ("linear", "none"),
-    "turns": (ROTATION, HALVING, WIN_STAY),
+    "turns": (ROTATION, HALVING, WIN_STAY, WIN_STAY_ALL),
 }
 
 
@@ -64,7 +64,7 @@ class Settings:
     select: Literal["last", "best"] = "last"
     prune_to: int | None = None
     prune_after: int = 1
-    auxiliary_scale: float = 1.0
+    auxiliary_scale: float | None = None
     reference: Mapping[str, float] | None = None
     refit: bool = False
     floor: bool = False
@@ -88,6 +88,7 @@ class Settings:
             object.__setattr__(self, "mixtures", mixtures_from(self.mixtures))
             object.__setattr__(self, "rule", self.rule or ARGMAX)
             object.__setattr__(self, "turns", self.turns or ROTATION)
+            object.__setattr__(self, "auxiliary_scale", 1.0 if self.auxiliary_scale is None else self.auxiliary_scale)
         object.__setattr__(self, "search", search_from(self.search))
         object.__setattr__(self, "method", method_from(self.method))
         check_search_by(self.search_by)
@@ -111,7 +112,7 @@ class Settings:
                     f"{name} is for coefficients that are searched, and fixed ones are not: leave it out."
                 )
         scale = self.auxiliary_scale
-        if not isinstance(scale, int | float) or not (math.isfinite(scale) and scale > 0):
+        if scale is not None and (not isinstance(scale, int | float) or not (math.isfinite(scale) and scale > 0)):
             raise ProblemError(f"auxiliary_scale must be positive and finite, got {self.auxiliary_scale!r}.")
         tail = self.tail
         if tail is not None and (isinstance(tail, bool) or not isinstance(tail, int | float) or not 0 < tail < 1):
@@ -164,6 +165,7 @@ class Settings:
         return [self._scaled(probe, problem) for probe in self.constructor.probes(problem)]
 
     def _scaled(self, mixture: Mixture, problem: Problem) -> Mixture:
+        assert self.auxiliary_scale is not None, "as `constructor` says"
         return scale_auxiliaries(mixture, problem.target, self.auxiliary_scale)
 
     def search_for(self, branches: int) -> Search:

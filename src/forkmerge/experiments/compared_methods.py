@@ -8,14 +8,14 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 from forkmerge.algorithms import Algorithm, ForkMerge, Joint, JointThenAlone, PostTrain, SingleTask, WeightGrid
-from forkmerge.algorithms.branches.rotation import ROTATION
+from forkmerge.algorithms.branches import rotation
 from forkmerge.algorithms.equal_compute import Averaged, BestOf, Scaled
 from forkmerge.algorithms.forkmerge import AUTHORS_SCRIPTS
 from forkmerge.algorithms.mixtures import Mixed, Mixtures, PerAuxiliary
 from forkmerge.engine.merging.rules import ARGMAX
 from forkmerge.engine.merging.searches import Fixed
 from forkmerge.errors import ConfigError, ForkMergeError, unknown_name
-from forkmerge.experiments.compared.method_words import BASELINE, IN_TURN, REPEATED, RUNS, WIN_STAY
+from forkmerge.experiments.compared.method_words import BASELINE, IN_TURN, REPEATED, RUNS, WIN_STAY, WIN_STAY_ALL
 from forkmerge.experiments.recipe import Recipe
 from forkmerge.methods import METHODS, method_from
 from forkmerge.methods.option_syntax import show_options, split_options, split_words
@@ -33,13 +33,16 @@ _GROUPS = {
     "originals": PAPER,
     "authors_scripts": tuple(f"authors_scripts:{word}" for word in PAPER),
 }
-_OURS = ("grid", "posttrain", "forkmerge", "forkmerge-aux", WIN_STAY, IN_TURN, "forkmerge-uniform")
+_OURS = ("grid", "posttrain", "forkmerge", "forkmerge-aux", WIN_STAY_ALL, WIN_STAY, IN_TURN, "forkmerge-uniform")
 _BRANCHES: dict[str, Callable[[], Mixtures | None]] = {
     "forkmerge": Mixed,
     "forkmerge-aux": PerAuxiliary,
-    WIN_STAY: lambda: None,  # which leaves it to ForkMerge
+    WIN_STAY_ALL: lambda: None,  # which leaves it to ForkMerge
+    WIN_STAY: lambda: None,
     IN_TURN: lambda: None,
 }
+_TURNS = {WIN_STAY: rotation.WIN_STAY, IN_TURN: rotation.ROTATION}
+"""How branches take turns in forms that leave all else to ForkMerge."""
 _COUNTED = re.compile(rf"({'|'.join(REPEATED)})-(best|average):([1-9]\d*)")
 _SEARCHING = (
     *("search", "search_by", "search_examples", "confidence", "rule"),
@@ -48,7 +51,7 @@ _SEARCHING = (
 """Options that say how ForkMerge finds coefficients, and what follows from these: not for equal ones."""
 _EQUAL_COMPUTE = ("stl-best", "posttrain-best", "stl-average", "posttrain-average", "joint-then-alone-average")
 _LEFT_TO_FORKMERGE = {
-    **dict.fromkeys(("rule", "turns", "per_round", "search_by", "validation_examples", "prune_to")),
+    **dict.fromkeys(("rule", "turns", "per_round", "search_by", "validation_examples", "prune_to", "auxiliary_scale")),
     "prune_after": 1,
 }
 """Options that ForkMerge chooses itself where nobody names its branches."""
@@ -148,8 +151,8 @@ class ComparedMethod:
         changes = dict(AUTHORS_SCRIPTS) if self.scripts else {}
         if mixtures is None and isinstance(own, ForkMerge) and own.mixtures is not None:
             changes |= _LEFT_TO_FORKMERGE  # what the recipe has of these belongs to the branches that it names
-        if _branches_word(self.base) == IN_TURN:
-            changes["turns"] = ROTATION
+        if turning := _TURNS.get(_branches_word(self.base)):
+            changes["turns"] = turning
         if self.base.endswith("-uniform"):
             changes |= {"search": Fixed(), "rule": ARGMAX, "previous_merges": None, "layer_groups": None}
         if self.base.endswith("-once"):
@@ -278,10 +281,11 @@ def equal_compute_words(
     """
     forked = [member for member in chosen if member.base in _BRANCHES]
     plain = [m for m in forked if m.method is None]
-    uniform = {WIN_STAY: IN_TURN}  # equal coefficients would let the first branch stay for ever
+    uniform = dict.fromkeys((WIN_STAY, WIN_STAY_ALL), IN_TURN)  # equal coefficients would let the first stay for ever
     words = [f"{uniform.get(m.base, m.base)}-uniform{show_options(_without(m, *_SEARCHING))}" for m in plain]
     words = words or ["forkmerge-uniform"]
-    once = [m for m in plain if m.base not in (WIN_STAY, IN_TURN)]  # one round would have one auxiliary's branch
+    # Where branches take turns, one round would have two of them.
+    once = [m for m in plain if m.base not in (WIN_STAY_ALL, WIN_STAY, IN_TURN)]
     words += [f"{m.base}-once{show_options(_without(m, 'interval'))}" for m in once] or ["forkmerge-once"]
     for count, selection in sorted({(branches[m.word], selections[m.word]) for m in forked} or {(2, "")}):
         words += [f"{word}:{count}{selection}" for word in _EQUAL_COMPUTE]

@@ -68,14 +68,14 @@ def fitted(problem: fm.Problem, model: nn.Module, algorithm: fm.ForkMerge | None
 
 def test_accuracy_on_few_examples_is_searched_by_likelihood_against_its_noise():
     run = fitted(problem_of(fm.accuracy), Net())
-    assert chosen(run) == ("PerAuxiliary", 1, "nll", "one_standard_error")
+    assert chosen(run) == ("PerAuxiliary", 1, "nll", "bagged")
     assert list(run.metrics) == ["accuracy"]
     assert all(len(each.branches) == 2 for each in run.rounds)
 
 
 def test_of_many_examples_a_search_sees_as_many_as_cost_a_tenth_of_training():
     run = fitted(problem_of(fm.accuracy, examples=FEW + 1), Net())
-    assert chosen(run) == ("PerAuxiliary", 1, "nll", "one_standard_error")
+    assert chosen(run) == ("PerAuxiliary", 1, "nll", "bagged")
     assert run.settings["algorithm"]["validation_examples"] == LEAST
     assert run.metrics["accuracy"] * (FEW + 1) == pytest.approx(round(run.metrics["accuracy"] * (FEW + 1)))
 
@@ -105,14 +105,14 @@ def test_where_all_of_many_examples_are_looked_at_the_best_candidate_is_taken():
 def test_the_first_round_trains_the_branch_of_all_auxiliaries():
     run = fitted(problem_of(fm.accuracy), Net())
     assert list(run.rounds[0].branches) == ["alone", "joint"]
-    assert run.settings["algorithm"]["turns"] == "win_stay"
+    assert run.settings["algorithm"]["turns"] == "win_stay_all"
 
 
 def test_a_metric_that_is_smooth_is_searched_by_itself():
     problem = shared_problem()
     evaluation = replace(problem.target_validation, metrics={"nll": fm.nll}, higher_is_better={})
     run = fit(fm.ForkMerge(interval=2), replace(problem, validation={problem.target: evaluation}), net=plain_net)
-    assert chosen(run) == ("PerAuxiliary", 1, None, "one_standard_error")
+    assert chosen(run) == ("PerAuxiliary", 1, None, "bagged")
 
 
 def test_a_metric_of_ones_own_keeps_its_search():
@@ -131,9 +131,11 @@ def test_several_labels_per_example_are_searched_by_their_accuracy():
     ("options", "expected"),
     [
         ({"rule": "argmax"}, ("PerAuxiliary", 1, "nll", "argmax")),
-        ({"search_by": "accuracy"}, ("PerAuxiliary", 1, "accuracy", "one_standard_error")),
-        ({"per_round": 2}, ("PerAuxiliary", 2, "nll", "one_standard_error")),
-        ({"prune_to": 2}, ("PerAuxiliary", None, "nll", "one_standard_error")),
+        ({"search_by": "accuracy"}, ("PerAuxiliary", 1, "accuracy", "bagged")),
+        ({"per_round": 2}, ("PerAuxiliary", 2, "nll", "bagged")),
+        ({"prune_to": 2}, ("PerAuxiliary", None, "nll", "bagged")),
+        ({"turns": "win_stay"}, ("PerAuxiliary", 1, "nll", "one_standard_error")),
+        ({"turns": "rotation"}, ("PerAuxiliary", 1, "nll", "one_standard_error")),
         ({"search": fm.Fixed()}, ("PerAuxiliary", 1, "nll", "argmax")),
         ({"mixtures": "per_auxiliary"}, ("PerAuxiliary", None, None, "argmax")),
         ({"mixtures": "mixed"}, ("Mixed", None, None, "argmax")),
@@ -146,6 +148,26 @@ def test_what_is_named_stays(options, expected):
 def test_a_method_combines_all_tasks_of_the_joint_branch():
     run = fitted(problem_of(fm.accuracy), Net(), fm.ForkMerge(interval=2, method="GCS"))
     assert run.settings["algorithm"]["mixtures"]["joint"] is True
+
+
+@pytest.mark.parametrize(
+    ("options", "scale"),
+    [
+        ({}, 2.0),
+        ({"auxiliary_scale": 1.0}, 1.0),
+        ({"turns": "win_stay"}, 1.0),
+        ({"method": "GCS"}, 1.0),
+        ({"mixtures": "mixed"}, 1.0),
+    ],
+)
+def test_losses_of_auxiliaries_weigh_twice_where_nobody_names_branches_or_weights(options, scale):
+    run = fitted(problem_of(fm.accuracy), Net(), fm.ForkMerge(interval=2, **options))
+    assert run.settings["algorithm"]["auxiliary_scale"] == scale
+
+
+def test_probabilities_of_tasks_are_not_doubled():
+    problem = replace(problem_of(fm.accuracy), weights="sampling")
+    assert fitted(problem, Net()).settings["algorithm"]["auxiliary_scale"] == 1.0
 
 
 def test_branches_that_take_turns_make_ten_rounds_and_others_five():
@@ -172,6 +194,18 @@ def test_a_run_that_an_earlier_version_began_keeps_its_rotation_and_all_validati
         assert [getattr(resumed, name) for name in options] == [
             turns or "rotation", None, "argmax", fm.PerAuxiliary(),
         ]  # fmt: skip
+
+
+def test_a_run_that_an_earlier_version_began_keeps_its_winners_beside_the_target_alone(tmp_path):
+    problem = problem_of(fm.accuracy)
+    options = {"model": Net, "optimizer": fm.OptimizerOf("SGD", lr=0.1), "steps": 8, "threads": 1}
+    earlier = fm.ForkMerge(interval=2, turns="win_stay")
+    with pytest.raises(Stopped):
+        earlier.fit(problem, **options, folder=tmp_path / "run", on_event=stop)
+    resumed = fm.ForkMerge(interval=2).fit(problem, **options, folder=tmp_path / "run", resume=True)
+    whole = earlier.fit(problem, **options)
+    assert [r.coefficients for r in resumed.rounds] == [r.coefficients for r in whole.rounds]
+    assert resumed.settings["algorithm"]["rule"] == "one_standard_error"
 
 
 def test_a_run_resumes_with_what_it_chose(tmp_path):

@@ -295,8 +295,55 @@ def test_win_stay_is_the_queue_of_a_plain_loop():
             assert rotation.after(history) == ["alone", *trained]
 
 
-def test_win_stay_resumes_and_its_refit_trains_the_same_turns(tmp_path):
-    algorithm = turns(per_round=1, turns="win_stay", refit=True)
+def test_where_all_take_turns_the_targets_own_branch_begins_and_rests_when_it_loses():
+    rotation = Rotation([Mixture(name, weights) for name, weights in MANY.items()], ("aux", "odd"), 1, "win_stay_all")
+    assert rotation.turning == ["alone", "joint", *TURNING]
+    assert [mixture.name for mixture in rotation.first()] == ["alone", "joint"]
+    first, second = {"alone": 0.4, "joint": 0.6}, {"joint": 0.7, "aux": 0.3}
+    assert rotation.after([({"alone": 0.5, "joint": 0.5},) * 2]) == ["alone", "joint"], "an equal share is a win"
+    assert rotation.after([(first, first)]) == ["aux", "joint"]
+    assert rotation.after([(first, first), (second, second)]) == ["odd", "joint"]
+    assert rotation.after([(first, {})]) == ["aux", "odd"], "of a merge of nothing nobody stays"
+
+
+def test_win_stay_of_all_is_the_queue_of_a_plain_loop():
+    draw = random.Random(3)
+    for _ in range(200):
+        count, places = draw.randint(2, 9), draw.randint(2, 4)
+        names = ["alone", *(f"b{index}" for index in range(count))]
+        mixtures = [Mixture(name, {"tgt": 1.0} | ({name: 1.0} if name != "alone" else {})) for name in names]
+        rotation = Rotation(mixtures, names[1:], places - 1, "win_stay_all")
+        if len(names) <= places:
+            continue
+        trained, queue, history = names[:places], names[places:], []
+        for _ in range(10):
+            shares = {name: draw.choice([0.0, 0.1, 0.2, 0.5, 0.8]) for name in trained}
+            history.append((trained, shares))
+            called, queue = stay_or_shift(trained, shares, queue, places)
+            trained = [name for name in names if name in called]
+            assert rotation.after(history) == trained
+
+
+def test_a_floor_goes_on_by_itself_where_the_targets_own_branch_rests(tmp_path):
+    options = {"net": noisy_net, "optimizer": ADAM, "steps": 18}
+    fixed = fm.Fixed((0.3, 0.7))
+    algorithm = turns(per_round=1, turns="win_stay_all", floor=True, search=fixed)
+    whole, alone = fit(algorithm, **options), fit(fm.SingleTask(interval=algorithm.interval), **options)
+    assert any("alone" not in r.branches for r in whole.rounds)
+    assert whole.rounds[-1].floor_score == alone.rounds[-1].score
+    with pytest.raises(Stopped):
+        fit(algorithm, **options, folder=tmp_path / "run", on_event=stop_at(11), checkpoint_every=1)
+    assert_same_run(fit(algorithm, **options, folder=tmp_path / "run", resume=True), whole)
+
+
+def test_too_few_rounds_for_all_to_have_a_turn_are_noted():
+    note = "3 of 6 branches may never have a turn in 2 rounds: with per_round=1 that takes 5 rounds"
+    assert note in fit(turns(per_round=1, turns="win_stay_all"), steps=4).notes
+
+
+@pytest.mark.parametrize("kind", ["win_stay", "win_stay_all"])
+def test_win_stay_resumes_and_its_refit_trains_the_same_turns(tmp_path, kind):
+    algorithm = turns(per_round=1, turns=kind, refit=True)
     options = {"net": noisy_net, "optimizer": ADAM, "steps": 14}
     whole = fit(algorithm, **options)
     with pytest.raises(Stopped):

@@ -8,7 +8,7 @@ import pytest
 
 import forkmerge as fm
 from compare_problem import recipe
-from forkmerge.experiments.compared.method_words import ABOUT, IN_TURN, RUNS, WIN_STAY
+from forkmerge.experiments.compared.method_words import ABOUT, IN_TURN, RUNS, WIN_STAY, WIN_STAY_ALL
 from forkmerge.experiments.compared_methods import compared_method_from, equal_compute_words
 
 
@@ -20,12 +20,19 @@ def test_a_word_makes_an_algorithm_and_is_explained(word):
     assert len(ABOUT[word]) > 10
 
 
-def test_win_stay_is_what_forkmerge_does_when_no_branches_are_named():
+def test_win_stay_of_all_is_what_forkmerge_does_when_no_branches_are_named():
+    problem = recipe().problem
+    made = compared_method_from(WIN_STAY_ALL).algorithm(recipe(), refit=False).settings(problem)
+    assert made.mixtures == fm.PerAuxiliary(joint="sampled")
+    assert (made.per_round, made.turns, made.auxiliary_scale) == (1, "win_stay_all", 2.0)
+    assert made == fm.ForkMerge(interval=recipe().algorithm.interval).settings(problem)
+
+
+def test_win_stay_keeps_the_target_alone_in_every_round():
     problem = recipe().problem
     made = compared_method_from(WIN_STAY).algorithm(recipe(), refit=False).settings(problem)
     assert made.mixtures == fm.PerAuxiliary(joint="sampled")
-    assert (made.per_round, made.turns) == (1, "win_stay")
-    assert made == fm.ForkMerge(interval=recipe().algorithm.interval).settings(problem)
+    assert (made.per_round, made.turns, made.auxiliary_scale) == (1, "win_stay", 1.0)
 
 
 def test_pruning_that_a_recipe_names_is_of_its_own_branches():
@@ -49,7 +56,7 @@ def test_the_other_forms_train_all_their_branches_and_take_the_best_candidate():
 
 
 def test_equal_compute_of_branches_that_take_turns_has_no_merge_at_the_end_alone():
-    for word in (WIN_STAY, IN_TURN):
+    for word in (WIN_STAY_ALL, WIN_STAY, IN_TURN):
         method = compared_method_from(word)
         words = equal_compute_words([method], {method.word: 2}, {method.word: ""})
         assert f"{IN_TURN}-uniform" in words

@@ -10,7 +10,6 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.data import Subset
 
-from forkmerge.engine.merging.rules import ARGMAX, ONE_STANDARD_ERROR, RuleName
 from forkmerge.problem.auc import auc
 from forkmerge.problem.definition import Evaluation, Problem
 from forkmerge.problem.metrics import MeanCost, NotPerExample, accuracy, nll
@@ -28,11 +27,11 @@ def smooth_metric(evaluation: Evaluation) -> str | None:
     return nll.name if len(names) == 1 and evaluation.metrics[names[0]] in (accuracy, auc) else None
 
 
-def rule_for(evaluation: Evaluation, seen: int | None) -> RuleName:
-    """Return the rule for so many examples, as far as the metric and the number of those that are seen say it."""
+def adds_up_over_few(evaluation: Evaluation, seen: int | None) -> bool:
+    """Whether searches see few examples and go by a mean over them, as far as metric and number say it."""
     names = list(reported_directions(evaluation))
     adds_up = smooth_metric(evaluation) or (len(names) == 1 and isinstance(evaluation.metrics[names[0]], MeanCost))
-    return ONE_STANDARD_ERROR if adds_up and min(seen or evaluation.size, evaluation.size) <= FEW else ARGMAX
+    return bool(adds_up) and min(seen or evaluation.size, evaluation.size) <= FEW
 
 
 def is_one_label_each(problem: Problem, model: nn.Module, seed: int) -> bool:

@@ -4,7 +4,8 @@ A branch takes turns if it trains on some of the auxiliaries; those with none of
 After a merge the better half of those that took their turn stays, and the others rest: the branches that have rested
 longest, or were never trained, take their places. Or, by successive halving, the worse half of them is left out for
 good whenever all have had a turn. Or, by the rule called win-stay, lose-shift, whoever got its share of the merge
-stays; a branch with all auxiliaries then takes turns, too. Everything follows from the rounds that are recorded.
+stays; a branch with all auxiliaries then takes turns, too, and if asked for the one without any. Everything follows
+from the rounds that are recorded.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from forkmerge.algorithms.checkpoint import RunState
 from forkmerge.engine.training.options import Mixture
 from forkmerge.engine.training.state import State
 
-Turns = Literal["rotation", "halving", "win_stay"]
+Turns = Literal["rotation", "halving", "win_stay", "win_stay_all"]
 """How branches take turns."""
 
 ROTATION: Turns = "rotation"
 HALVING: Turns = "halving"
 WIN_STAY: Turns = "win_stay"
+WIN_STAY_ALL: Turns = "win_stay_all"
 
 _EQUAL = 1 - 1e-9
 """An equal share of a merge, times the number of its branches: thirds do not add up to 1 exactly."""
@@ -38,8 +40,9 @@ class Rotation:
     Args:
         mixtures: All branches.
         auxiliaries: The auxiliary tasks.
-        per_round: How many of those that take turns a round trains; None trains all.
-        turns: "rotation", in which everybody returns, "halving", or "win_stay".
+        per_round: How many of those that take turns a round trains; None trains all. One more where all take turns, so
+            that a round has as many branches.
+        turns: "rotation", in which everybody returns, "halving", "win_stay", or "win_stay_all".
     """
 
     mixtures: Sequence[Mixture]
@@ -51,15 +54,23 @@ class Rotation:
     def turning(self) -> list[str]:
         """The branches that take turns, by when their first one is; none where a round trains all of them."""
         counts = {mixture.name: len(mixture.active(self.auxiliaries)) for mixture in self.mixtures}
-        if self.turns == WIN_STAY:
-            names = sorted((name for name, count in counts.items() if count), key=lambda name: -counts[name])
+        most_first = sorted((name for name, count in counts.items() if count), key=lambda name: -counts[name])
+        if self.turns == WIN_STAY_ALL:
+            names = [*(name for name, count in counts.items() if not count), *most_first]
+        elif self.turns == WIN_STAY:
+            names = most_first
         else:
             names = [name for name, count in counts.items() if 0 < count < len(self.auxiliaries)]
-        return names if self.per_round is not None and len(names) > self.per_round else []
+        return names if self.per_round is not None and len(names) > self._places else []
+
+    @property
+    def _places(self) -> int:
+        """How many of those that take turns a round trains."""
+        return (self.per_round or 0) + (self.turns == WIN_STAY_ALL)
 
     def first(self) -> list[Mixture]:
         """Return the branches of the first round: of those that take turns the first ones."""
-        return self._with(self.turning[: self.per_round])
+        return self._with(self.turning[: self._places])
 
     def after(self, turns: Sequence[Turn]) -> list[str]:
         """Return the names of the branches that the next round trains.
@@ -72,9 +83,9 @@ class Rotation:
         and no fewer than a round trains, has another one, and so on. Where fewer are left to have a turn than a round
         trains, those of the largest coefficients have one more.
 
-        By win-stay, lose-shift, those with the most auxiliaries come first. Whoever got at least an equal share of the
-        merge, one over the number of the branches that were trained, stays; for the others come those whose last turn
-        was longest ago.
+        By win-stay, lose-shift, those with the most auxiliaries come first, after the target's own where that takes
+        turns, too. Whoever got at least an equal share of the merge, one over the number of the branches that were
+        trained, stays; for the others come those whose last turn was longest ago.
 
         Args:
             turns: The rounds so far.
@@ -82,7 +93,8 @@ class Rotation:
         References:
             Robbins, Some aspects of the sequential design of experiments, 1952: stay with a winner, shift from a loser.
         """
-        chosen = {ROTATION: self._rotated, HALVING: self._halved, WIN_STAY: self._shifted}[self.turns](turns)
+        choose = {ROTATION: self._rotated, HALVING: self._halved}.get(self.turns, self._shifted)
+        chosen = choose(turns)
         return [mixture.name for mixture in self._with(chosen)]
 
     def _rotated(self, turns: Sequence[Turn]) -> list[str]:
@@ -105,7 +117,7 @@ class Rotation:
         trained, coefficients = turns[-1]
         staying = [n for n in self.turning if n in trained and coefficients.get(n, 0.0) * len(trained) >= _EQUAL]
         others = sorted((n for n in self.turning if n not in staying), key=lambda name: latest.get(name, 0))
-        return [*staying, *others[: (self.per_round or 0) - len(staying)]]
+        return [*staying, *others[: self._places - len(staying)]]
 
     def _halved(self, turns: Sequence[Turn]) -> list[str]:
         left, count = self.turning, self.per_round or 0
@@ -122,15 +134,16 @@ class Rotation:
 
     def note(self, rounds: int) -> str | None:
         """Say it where there are too few rounds for every branch to have a turn."""
-        waiting, count = len(self.turning) - (self.per_round or 0), self.per_round or 0
-        fresh = count - count // 2 if self.turns == ROTATION else count  # in every round after the first
+        waiting, count = len(self.turning) - self._places, self._places
+        staying = {ROTATION: count // 2, WIN_STAY_ALL: 1}.get(self.turns, 0)
+        fresh = count - staying  # in every round after the first
         if not self.turning or waiting <= (rounds - 1) * fresh:
             return None
         never = waiting - (rounds - 1) * fresh
         needed = 1 - (-waiting // fresh)
         return (
-            f"{never} of {len(self.turning)} branches may never have a turn in {rounds} rounds: with per_round={count} "
-            f"that takes {needed} rounds"
+            f"{never} of {len(self.turning)} branches may never have a turn in {rounds} rounds: with "
+            f"per_round={self.per_round} that takes {needed} rounds"
         )
 
     def _with(self, chosen: Collection[str]) -> list[Mixture]:

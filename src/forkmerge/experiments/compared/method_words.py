@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-BASELINE, IN_TURN, WIN_STAY = "stl", "forkmerge-in-turn", "forkmerge-win-stay"
+BASELINE, IN_TURN, WIN_STAY, WIN_STAY_ALL = "stl", "forkmerge-in-turn", "forkmerge-win-stay", "forkmerge-win-stay-all"
 
 RUNS = {
     "stl": ("STL", "single-task training, which everything is compared with"),
@@ -13,9 +13,13 @@ RUNS = {
     "grid": ("WeightGrid", "the best of a grid over fixed task weights"),
     "forkmerge": ("ForkMerge", "two branches: the target alone, and with all auxiliaries"),
     "forkmerge-aux": ("ForkMerge-aux", "one branch per auxiliary, and the target alone"),
+    "forkmerge-win-stay-all": (
+        "ForkMerge, win-stay of all",
+        "the default: two branches, first the target alone and that of all auxiliaries; whoever wins stays",
+    ),
     "forkmerge-win-stay": (
         "ForkMerge, win-stay",
-        "the default: the target alone and one other branch, first that of all auxiliaries, which stays while it wins",
+        "the target alone and one other branch, first that of all auxiliaries, which stays while it wins",
     ),
     "forkmerge-in-turn": (
         "ForkMerge, in turn",
