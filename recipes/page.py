@@ -34,7 +34,7 @@ MECHANISMS, MIXTURE = ROOT / "docs" / "what-matters.md", ROOT / "docs" / "mixtur
 
 _SUMMARY_HEAD = """# Results on small real data
 
-ForkMerge's default (*win-stay*), or where it was not run the form that validation chose, on test data, against
+ForkMerge's default (*win-stay of all*), or where it was not run the form that validation chose, on test data, against
 single-task training (STL) and against the best of all other methods that take no more training steps: the paper's
 fifteen, averages and bests of several runs, and merges without a search. That other is chosen twice: *beforehand*, on
 development data, among those that were tried there (*best of* so many; learning rates were chosen there, too, for all

@@ -16,9 +16,9 @@ from forkmerge.experiments.results_file import read_comparison
 from forkmerge.experiments.run_results import RunResult
 from forkmerge.experiments.summary import Scores, Summary, average_changes, changes_by_target, summarise
 
-DEFAULT = "forkmerge-win-stay"
+DEFAULT = "forkmerge-win-stay-all"
 FEWEST_RIVALS = 5
-FORMS = ("forkmerge", "forkmerge-aux", DEFAULT, "forkmerge-in-turn", "recipe")
+FORMS = ("forkmerge", "forkmerge-aux", DEFAULT, "forkmerge-win-stay", "forkmerge-in-turn", "recipe")
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,8 @@ class Mechanism:
         rest = [{k: v for k, v in each.items() if k not in self.options} for each in (options, others)]
         if self.bases is not None:
             has_needed = all(options.get(name) == value for name, value in self.needed)
-            return (base, other) == self.bases and rest[0] == rest[1] and has_needed
+            is_its_own = not any(name in others for name, _ in self.needed)
+            return (base, other) == self.bases and rest[0] == rest[1] and has_needed and is_its_own
         has_anyway = self.is_of_default and base.startswith(("forkmerge-win-stay", "forkmerge-in-turn"))
         is_added = self.key not in options and self.key in others and not has_anyway
         return base == other and rest[0] == rest[1] and is_added
@@ -94,11 +95,35 @@ MECHANISMS = (
     Mechanism(
         "Winners stay",
         "Of the branches that take turns, that of all auxiliaries among them and first, one stays for as long as it "
-        "gets half of the merges (`forkmerge-win-stay`, the default), instead of going on to the next one. Where there "
-        "are many validation examples (census), the default also sees a sample of them only.",
+        "gets half of the merges (`forkmerge-win-stay`), instead of going on to the next one. Where there are many "
+        "validation examples (census), its searches also see a sample of them only.",
         ("per_round", "rule", "search_by"),
         bases=("forkmerge-aux", "forkmerge-win-stay"),
         needed=(("per_round", 1), ("rule", "one_standard_error")),
+    ),
+    Mechanism(
+        "The target's own branch takes turns",
+        "Winners stay whoever they are (`forkmerge-win-stay-all`, the default): the target's own branch rests where two "
+        "others win, instead of training in every round.",
+        ("auxiliary_scale", "rule"),
+        bases=("forkmerge-win-stay", "forkmerge-win-stay-all"),
+        needed=(("auxiliary_scale", 2), ("rule", "bagged")),
+    ),
+    Mechanism(
+        "Twice the weight",
+        "Losses of auxiliaries weigh twice as much as the target's (`auxiliary_scale=2`, the default's) instead of as "
+        "much, so that half of a branch amounts to equal weights.",
+        ("auxiliary_scale",),
+        bases=("forkmerge-win-stay-all", "forkmerge-win-stay-all"),
+        needed=(("auxiliary_scale", 1),),
+    ),
+    Mechanism(
+        "Averaged winners of resamples",
+        "Coefficients are the mean of those that win in resamples of the validation examples (`rule='bagged'`, the "
+        "default's), instead of the nearest to uniform within a standard error.",
+        ("rule",),
+        bases=("forkmerge-win-stay-all", "forkmerge-win-stay-all"),
+        needed=(("rule", "one_standard_error"),),
     ),
     Mechanism(
         "A tail on the target",
