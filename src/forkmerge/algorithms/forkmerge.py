@@ -152,8 +152,9 @@ class ForkMerge(Settings, Algorithm):
             stays for as long as it gets an equal share of the merges, at least, and a branch with all auxiliaries takes
             turns, too, the first one; or "win_stay_all", the same of all branches, so that the target's own branch
             rests, too, where others win, and a round trains `per_round` + 1. None takes "rotation"; without branches
-            named, "win_stay_all". With another one named there, few examples are searched by "one_standard_error", and
-            where not even "win_stay" is, there is no branch of all auxiliaries, which would train in every round.
+            named, "win_stay_all", or with `confidence`, which falls back on the target's own branch, "win_stay". With
+            these others few examples are searched by "one_standard_error" there, and without "win_stay" there is no
+            branch of all auxiliaries, which would train in every round.
         validation_examples: Rank branches, search and select on so many validation examples, drawn once from the run's
             seed; what is returned, and the floor, are measured on all of them, and a refit trains on all. What is
             promised of a merge is promised on these examples. None sees all; without branches named, as many as make
@@ -190,7 +191,10 @@ class ForkMerge(Settings, Algorithm):
         """Return itself, with the branches, metric and rule that nobody has named as the target's metrics suggest."""
         if self.mixtures is not None:
             return self
-        evaluation, turns = problem.target_validation, self.turns or WIN_STAY_ALL
+        evaluation = problem.target_validation
+        turns = self.turns or (
+            WIN_STAY_ALL if self.confidence is None else WIN_STAY
+        )  # the branch that it falls back on
         fixed = isinstance(self.search, Search) and not self.search.guarded
         joint: bool | Literal["sampled"] = self.method is not None or "sampled"  # methods combine all tasks in a step
         rule = BAGGED if turns == WIN_STAY_ALL else ONE_STANDARD_ERROR

@@ -150,6 +150,12 @@ def test_a_method_combines_all_tasks_of_the_joint_branch():
     assert run.settings["algorithm"]["mixtures"]["joint"] is True
 
 
+def test_confidence_keeps_the_branch_that_it_falls_back_on():
+    run = fitted(problem_of(fm.accuracy), Net(), fm.ForkMerge(interval=1, confidence=0.9))
+    assert run.settings["algorithm"]["turns"] == "win_stay"
+    assert all("alone" in each.branches for each in run.rounds)
+
+
 @pytest.mark.parametrize(
     ("options", "scale"),
     [
