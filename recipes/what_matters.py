@@ -103,8 +103,8 @@ MECHANISMS = (
     ),
     Mechanism(
         "The target's own branch takes turns",
-        "Winners stay whoever they are (`forkmerge-win-stay-all`, the default): the target's own branch rests where two "
-        "others win, instead of training in every round.",
+        "Winners stay whoever they are (`forkmerge-win-stay-all`, the default): the target's own branch rests where "
+        "two others win, instead of training in every round.",
         ("auxiliary_scale", "rule"),
         bases=("forkmerge-win-stay", "forkmerge-win-stay-all"),
         needed=(("auxiliary_scale", 2), ("rule", "bagged")),

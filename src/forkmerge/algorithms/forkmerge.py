@@ -192,9 +192,8 @@ class ForkMerge(Settings, Algorithm):
         if self.mixtures is not None:
             return self
         evaluation = problem.target_validation
-        turns = self.turns or (
-            WIN_STAY_ALL if self.confidence is None else WIN_STAY
-        )  # the branch that it falls back on
+        needs_alone = self.confidence is not None  # which falls back on it
+        turns = self.turns or (WIN_STAY if needs_alone else WIN_STAY_ALL)
         fixed = isinstance(self.search, Search) and not self.search.guarded
         joint: bool | Literal["sampled"] = self.method is not None or "sampled"  # methods combine all tasks in a step
         rule = BAGGED if turns == WIN_STAY_ALL else ONE_STANDARD_ERROR
