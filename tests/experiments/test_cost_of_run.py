@@ -75,6 +75,9 @@ EXACT = {
     ),
     "joint beside": fm.ForkMerge(fm.PerAuxiliary(joint="sampled"), search="fixed", interval=5, tail=0.4, refit=True),
     "in turns": fm.ForkMerge("per_auxiliary", search="fixed", interval=5, per_round=1),
+    "winners stay": fm.ForkMerge(
+        fm.PerAuxiliary(joint=True), search=fm.Fixed((0.3, 0.7)), interval=5, per_round=1, turns="win_stay_all"
+    ),
     "in turns, floor": fm.ForkMerge(fm.PerAuxiliary(joint=True), search="fixed", interval=5, per_round=1, floor=True),
     "means of iterates": fm.ForkMerge("mixed", search="fixed", interval=5, average_iterates=3),
     "previous merge": fm.ForkMerge("mixed", search=fm.Grid(2), interval=8, previous_merges=1),

@@ -350,3 +350,4 @@ def test_win_stay_resumes_and_its_refit_trains_the_same_turns(tmp_path, kind):
         fit(algorithm, **options, folder=tmp_path / "run", on_event=stop_at(11), checkpoint_every=1)
     assert_same_run(fit(algorithm, **options, folder=tmp_path / "run", resume=True), whole)
     assert {len(r.branches) for r in whole.rounds if r.phase == "search"} == {2}
+    assert_same_run(fit(algorithm, **options, workers=2), whole)

@@ -35,6 +35,7 @@ POLICIES: dict[str, dict[str, Any]] = {
     "groups of layers": {"layer_groups": "modules"},
     "pruned to the largest": {"prune_to": 1, "prune_keeps": "largest"},
     "halved in turns": {"per_round": 1, "turns": "halving"},
+    "winners stay": {"per_round": 1, "turns": "win_stay_all"},
     "searched on a few": {"search_examples": 8},
     "searched by another metric": {"search_by": "nll"},
     "within one standard error": {"rule": "one_standard_error"},
