@@ -31,7 +31,7 @@ ROWS = {
     "joint-then-alone-average:5": "all, then the target at falling rates, average of 5 runs",
     "forkmerge-aux-uniform": "merges with equal coefficients",
     "forkmerge-aux-once": "one searched merge at the end",
-    "forkmerge-win-stay-all[interval=25]": "ForkMerge's default, two branches at a time",
+    "forkmerge-win-stay-all[interval=25,lr=0.003]": "ForkMerge's default, two branches at a time",
     FORM: "**ForkMerge**, one branch per corpus",
 }
 

@@ -126,6 +126,14 @@ MECHANISMS = (
         needed=(("rule", "one_standard_error"),),
     ),
     Mechanism(
+        "Two branches instead of all",
+        "The default (`forkmerge-win-stay-all`), twice the weight of auxiliaries included, instead of one branch per "
+        "auxiliary with the same search: 2 / (K + 1) of the steps.",
+        ("auxiliary_scale", "interval", "rule", "search_by"),
+        bases=("forkmerge-aux", "forkmerge-win-stay-all"),
+        needed=(("rule", "bagged"), ("per_round", None)),
+    ),
+    Mechanism(
         "A tail on the target",
         "The last part of every branch's steps is on the target alone (`tail`), so that a search sees what a branch is "
         "worth once the target has been trained on.",

@@ -67,6 +67,8 @@ AUTHORS_SCRIPTS: dict[str, Any] = {"checkpoint": "best_so_far", "search": GREEDY
 _LOSS_SCALE = 2.0
 """Of auxiliary weights where nobody names branches: half of a branch is then worth what equal weights are."""
 _WINNERS_STAY = (WIN_STAY, WIN_STAY_ALL)
+_CHOSEN = ("turns", "rule", "auxiliary_scale", "validation_examples")
+"""What a run that was started keeps of what ForkMerge had chosen then."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ class ForkMerge(Settings, Algorithm):
             coefficient 0. See also `prune_keeps`.
         prune_after: See `prune_to`.
         auxiliary_scale: Factor on all auxiliary weights, for when the best λ would exceed 1. None takes 1; without
-            branches named 2 where weights are those of losses and no `method` chooses them.
+            branches or other `turns` named 2 where weights are those of losses and no `method` chooses them.
         reference: Reference metrics of a target with several; None takes the target-only branch of round 1.
         refit: Replay the run found, without any search, on training ∪ validation data of the target.
         floor: Also train an unmerged target-only run, and return it if it validates better.
@@ -128,7 +130,8 @@ class ForkMerge(Settings, Algorithm):
             that win in resamples of the examples. A merge is never worse on validation than its best branch by argmax,
             and never by more than the standard error of their difference by the others; `confidence` asks about what
             the rule has chosen. Both look at every example for every candidate; for metrics that add up over examples.
-            None takes "argmax"; without branches named, "bagged" where a search sees at most 1,000 validation examples.
+            None takes "argmax"; without branches or other `turns` named, "bagged" where a search sees at most 1,000
+            validation examples.
         per_round: How many branches with some of the auxiliaries, but not all, a round trains; those with none or all
             train in every round. After a merge the better half of them stays, at most, and the others rest for those
             that have rested longest, unless `turns` says otherwise: many auxiliaries cost no more than few. A branch
@@ -152,9 +155,9 @@ class ForkMerge(Settings, Algorithm):
             stays for as long as it gets an equal share of the merges, at least, and a branch with all auxiliaries takes
             turns, too, the first one; or "win_stay_all", the same of all branches, so that the target's own branch
             rests, too, where others win, and a round trains `per_round` + 1. None takes "rotation"; without branches
-            named, "win_stay_all", or with `confidence`, which falls back on the target's own branch, "win_stay". With
-            these others few examples are searched by "one_standard_error" there, and without "win_stay" there is no
-            branch of all auxiliaries, which would train in every round.
+            named, "win_stay_all", or with `confidence`, which falls back on the target's own branch, "win_stay". Where
+            another one is named there, few examples are searched by "one_standard_error", and by "rotation" and
+            "halving" there is no branch of all auxiliaries, which would train in every round.
         validation_examples: Rank branches, search and select on so many validation examples, drawn once from the run's
             seed; what is returned, and the floor, are measured on all of them, and a refit trains on all. What is
             promised of a merge is promised on these examples. None sees all; without branches named, as many as make
@@ -192,13 +195,14 @@ class ForkMerge(Settings, Algorithm):
         if self.mixtures is not None:
             return self
         evaluation = problem.target_validation
+        is_latest = self.turns in (None, WIN_STAY_ALL)
         needs_alone = self.confidence is not None  # which falls back on it
         turns = self.turns or (WIN_STAY if needs_alone else WIN_STAY_ALL)
         fixed = isinstance(self.search, Search) and not self.search.guarded
         joint: bool | Literal["sampled"] = self.method is not None or "sampled"  # methods combine all tasks in a step
-        rule = BAGGED if turns == WIN_STAY_ALL else ONE_STANDARD_ERROR
+        rule = BAGGED if is_latest else ONE_STANDARD_ERROR
         is_few = not fixed and adds_up_over_few(evaluation, self.validation_examples)
-        doubled = turns == WIN_STAY_ALL and self.method is None and problem.weights == "loss"
+        doubled = is_latest and self.method is None and problem.weights == "loss"
         return replace(
             self,
             mixtures=PerAuxiliary(joint=joint if turns in _WINNERS_STAY else False),  # else it would train every round
@@ -219,10 +223,11 @@ class ForkMerge(Settings, Algorithm):
             return replace(self, mixtures=Mixed())  # the default of the first version
         if started and "validation_examples" not in started:  # that of the second
             return replace(self, turns=self.turns or ROTATION)._by_predictions(problem, model, seed)
-        if self.turns is None and started.get("turns") == WIN_STAY:  # that of the third
-            return replace(self, turns=WIN_STAY).resolved(problem, model, seed, steps, started)
-        seen = self.validation_examples or started.get("validation_examples")
-        if seen is None and self.search_examples is None and not started:
+        if started:
+            chosen: dict[str, Any] = {name: started.get(name) for name in _CHOSEN if getattr(self, name) is None}
+            return replace(self, **chosen)._by_predictions(problem, model, seed)
+        seen = self.validation_examples
+        if seen is None and self.search_examples is None:
             seen = affordable_examples(self.settings(problem), problem, steps)
             if seen is not None and not has_values(with_sample(problem.target_validation, seen, seed), model, seed):
                 seen = None

@@ -235,7 +235,7 @@ def open_store(
         if key == "problem":  # older runs do not say how many examples they evaluated at a time
             stored = {**stored, "validation": {"batch_size": value["validation"]["batch_size"], **stored["validation"]}}
         if key in ("algorithm", "training"):
-            stored = _with_former_options(stored)
+            stored, value = _with_former_options(stored), _with_former_options(value)
         stored = _with_current_paths(stored, value)
         if key != "source" and stored != value:
             store.close()
@@ -265,6 +265,8 @@ def _with_former_options(stored: Any) -> Any:
     unnamed = former is _FORMER_OPTIONS["ForkMerge"] and options.get("mixtures", "") is None
     if unnamed and "validation_examples" not in options and options.get("turns") == "rotation":
         options["turns"] = None  # what it was where nobody had named it, before there was another one
+    if unnamed and options.get("auxiliary_scale") == 1:
+        options["auxiliary_scale"] = None  # which says the same of one that nobody, or somebody, had named
     return options | {key: value for key, value in former.items() if key not in options}
 
 

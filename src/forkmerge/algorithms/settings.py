@@ -104,6 +104,11 @@ class Settings:
                 check_count(name, value)
         if self.per_round is not None and self.prune_to is not None:
             raise ProblemError("prune_to ends branches for good and per_round lets them take turns: choose one.")
+        if self.confidence is not None and self.turns == WIN_STAY_ALL:
+            raise ProblemError(
+                "confidence falls back on the target's own branch, which turns='win_stay_all' lets rest: take "
+                "turns='win_stay'."
+            )
         if self.average_iterates == 1:
             raise ProblemError("average_iterates must be at least 2, or None: the mean of one iterate is itself.")
         for name in ("previous_merges", "layer_groups"):

@@ -41,7 +41,7 @@ _BRANCHES: dict[str, Callable[[], Mixtures | None]] = {
     WIN_STAY: lambda: None,
     IN_TURN: lambda: None,
 }
-_TURNS = {WIN_STAY: rotation.WIN_STAY, IN_TURN: rotation.ROTATION}
+_TURNS = {WIN_STAY_ALL: rotation.WIN_STAY_ALL, WIN_STAY: rotation.WIN_STAY, IN_TURN: rotation.ROTATION}
 """How branches take turns in forms that leave all else to ForkMerge."""
 _COUNTED = re.compile(rf"({'|'.join(REPEATED)})-(best|average):([1-9]\d*)")
 _SEARCHING = (
@@ -51,7 +51,7 @@ _SEARCHING = (
 """Options that say how ForkMerge finds coefficients, and what follows from these: not for equal ones."""
 _EQUAL_COMPUTE = ("stl-best", "posttrain-best", "stl-average", "posttrain-average", "joint-then-alone-average")
 _LEFT_TO_FORKMERGE = {
-    **dict.fromkeys(("rule", "turns", "per_round", "search_by", "validation_examples", "prune_to", "auxiliary_scale")),
+    **dict.fromkeys(("rule", "turns", "per_round", "search_by", "validation_examples", "prune_to")),
     "prune_after": 1,
 }
 """Options that ForkMerge chooses itself where nobody names its branches."""
@@ -151,7 +151,11 @@ class ComparedMethod:
         changes = dict(AUTHORS_SCRIPTS) if self.scripts else {}
         if mixtures is None and isinstance(own, ForkMerge) and own.mixtures is not None:
             changes |= _LEFT_TO_FORKMERGE  # what the recipe has of these belongs to the branches that it names
-        if turning := _TURNS.get(_branches_word(self.base)):
+            changes["auxiliary_scale"] = None if own.auxiliary_scale == 1 else own.auxiliary_scale
+        turning = _TURNS.get(_branches_word(self.base))
+        if turning == rotation.WIN_STAY_ALL and made.confidence is not None:
+            turning = None  # ForkMerge knows what goes with it
+        if turning:
             changes["turns"] = turning
         if self.base.endswith("-uniform"):
             changes |= {"search": Fixed(), "rule": ARGMAX, "previous_merges": None, "layer_groups": None}

@@ -14,9 +14,11 @@ from torch.utils.data import TensorDataset
 import forkmerge as fm
 from forkmerge.algorithms.branches.default_form import FEW
 from forkmerge.algorithms.branches.search_share import LEAST
+from forkmerge.algorithms.equal_compute import BestOf
 from forkmerge.algorithms.events import RoundFinished
 from forkmerge.algorithms.resolved_config import open_run
 from problems import Stopped, fit, plain_net, shared_problem
+from run_folders import as_earlier_version
 
 NAMES = ("mixtures", "per_round", "search_by", "rule")
 
@@ -152,8 +154,24 @@ def test_a_method_combines_all_tasks_of_the_joint_branch():
 
 def test_confidence_keeps_the_branch_that_it_falls_back_on():
     run = fitted(problem_of(fm.accuracy), Net(), fm.ForkMerge(interval=1, confidence=0.9))
-    assert run.settings["algorithm"]["turns"] == "win_stay"
+    chosen = run.settings["algorithm"]
+    assert (chosen["turns"], chosen["rule"], chosen["auxiliary_scale"]) == ("win_stay", "bagged", 2.0)
     assert all("alone" in each.branches for each in run.rounds)
+    with pytest.raises(fm.ProblemError, match="take turns='win_stay'"):
+        fm.ForkMerge(confidence=0.9, turns="win_stay_all")
+
+
+def test_a_composed_run_that_an_earlier_version_began_goes_on(tmp_path):
+    problem, algorithm = problem_of(fm.accuracy), BestOf(fm.ForkMerge(interval=2), 2)
+    options = {"model": Net, "optimizer": fm.OptimizerOf("SGD", lr=0.1), "steps": 4, "threads": 1}
+    with pytest.raises(Stopped):
+        algorithm.fit(problem, **options, folder=tmp_path / "run", on_event=stop)
+    with open_run(tmp_path / "run") as store:
+        described = store.config["algorithm"]
+    assert described["algorithm"]["auxiliary_scale"] is None
+    described["algorithm"]["auxiliary_scale"] = 1.0
+    as_earlier_version(tmp_path / "run", algorithm=described)
+    algorithm.fit(problem, **options, folder=tmp_path / "run", resume=True)
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,8 @@ def recipe(labels: int = 60) -> fm.Recipe:
         model=Net,
         optimizer=fm.OptimizerOf("Adam", lr=1e-3),
         steps=500,
-        # One branch with the target alone, one with an auxiliary: these take turns. A merge comes every 50 steps.
+        # Two branches at a time, at first the target alone and that of all tasks; whoever wins a merge, every 50 steps,
+        # stays, and the others take turns.
         # To compare, run again with --algorithm SingleTask or --algorithm Joint.
         algorithm=fm.ForkMerge(interval=50),
         # A network this small gains nothing from more threads; leave it out for a large one.
