@@ -236,7 +236,7 @@ def mean(scores: Scores) -> float:
 def read_settings(folder: Path, advice: Path | None = None) -> list[Setting]:
     """Return the comparisons whose records lie in a folder, by name, with the remarks in NAME.md beside them.
 
-    NAME_MORE is a variant of NAME, and development/NAME is its study.
+    NAME_MORE is a variant of NAME, and development/NAME is its study, and that of NAME-MORE if it has none of its own.
 
     Args:
         folder: The folder.
@@ -249,8 +249,8 @@ def read_settings(folder: Path, advice: Path | None = None) -> list[Setting]:
         base = settings[max(names, key=len)] if names else None
         remarks = path.with_suffix(".md")
         text = remarks.read_text("utf-8").strip() if remarks.is_file() else ""
-        study = folder / "development" / path.name
-        before = Setting(path.stem, *read_comparison(study)) if study.is_file() else None
+        studies = [folder / "development" / f"{stem}.json" for stem in (path.stem, path.stem.rpartition("-")[0])]
+        before = next((Setting(path.stem, *read_comparison(file)) for file in studies if file.is_file()), None)
         own = Setting(path.stem, *read_comparison(path), _pairs(found, path.stem), text, base, before)
         settings[path.stem] = own
     return list(settings.values())

@@ -102,6 +102,11 @@ MECHANISMS = (
         needed=(("per_round", 1), ("rule", "one_standard_error")),
     ),
     Mechanism(
+        "The three that follow, together",
+        "The default (`forkmerge-win-stay-all`) instead of the one before it (`forkmerge-win-stay`).",
+        bases=("forkmerge-win-stay", "forkmerge-win-stay-all"),
+    ),
+    Mechanism(
         "The target's own branch takes turns",
         "Winners stay whoever they are (`forkmerge-win-stay-all`, the default): the target's own branch rests where "
         "two others win, instead of training in every round.",
@@ -209,23 +214,26 @@ over those of single-task training. Settings with two seeds have intervals that 
 
 _CHOSEN = """## What was chosen
 
-One default for all settings, `fm.ForkMerge()` without branches named: the target alone and one other branch, that of
-all auxiliaries first, which stays for as long as it gets half of the merges; a smooth cost where the target is
-reported in an accuracy or AUC; and the rule of one standard error where a search sees up to 1,000 examples. Two
-branches make it affordable, twice the steps of single-task training however many auxiliaries there are; where all
-branches at once are better, naming `"per_auxiliary"` buys that for K + 1 times the steps. Auxiliaries that take turns
-one after the other, the default before, are each read in a part of the rounds: where all of them help (SVHN,
-CIFAR-10, manual pages) that cost points, within noise, and where one hurts (digits) a winner that stays is at least
-as good. A smooth cost and the rule take no training and were not worse anywhere beyond noise. A tail, means of
-iterates and previous merges gained nothing beyond noise, and a tail in which rates fall lost much on the one seed of
-Taskonomy; layer groups and sums want more evidence than one setting gives, so they stay options. Whether branches
-read the same batches or an order of their own makes no difference beyond noise: the same batches, as in the paper,
-stay the default.
+One default for all settings, `fm.ForkMerge()` without branches named: two branches in every round, at first the
+target alone and that of all auxiliaries, then whoever got half of the merge and the branch that has rested longest;
+auxiliary losses at twice the target's weight; a smooth cost where the target is reported in an accuracy or AUC; and
+coefficients averaged over resamples where a search sees up to 1,000 examples. Two branches make it affordable, twice
+the steps of single-task training however many auxiliaries there are; where all branches at once are better (manual
+pages), naming `"per_auxiliary"` buys that for K + 1 times the steps.
 
-**The learning rate of the run matters more than any of this.** At three times the recipe's rate ForkMerge gains 4 %
-on digits and 23 % on SVHN, where single-task training gains nothing or is lost: merges average the noise away that a
-large rate brings. On CIFAR-10 and manual pages it is too large for all. So try a larger rate for ForkMerge than the
-one that was best for single-task training. Branches at several rates try it for you, for twice the branches.
+What the default is made of gains little by itself, and more together. In the form before it the target's own branch
+trained in every round and the rule of one standard error kept half of most merges for it, so that auxiliaries that
+all help were held back (sentiment, manual pages). Auxiliaries that take turns one after the other, the form before
+that, are each read in a part of the rounds, which cost points where all of them help. A tail gained nothing beyond
+noise, and one in which rates fall lost much on the one seed of Taskonomy; means of iterates and previous merges
+gained nothing; layer groups and sums want more evidence than one setting gives, so they stay options. Whether
+branches read the same batches or an order of their own makes no difference beyond noise: the same batches, as in the
+paper, stay the default.
+
+**The learning rate of the run matters more than any of this.** At three times the recipe's rate ForkMerge gains on
+digits, SVHN and manual pages, where single-task training gains nothing or is lost: merges average the noise away that
+a large rate brings. On CIFAR-10 it is too large for all. So try a larger rate for ForkMerge than the one that was
+best for single-task training. Branches at several rates try it for you, for twice the branches.
 
 What a search wins over equal coefficients is little in most rows of *Searching*. It is there for the tasks that hurt:
 the [results](results.md) have settings in which merging without a search costs the target a tenth of its score.
