@@ -41,8 +41,8 @@ _BRANCHES: dict[str, Callable[[], Mixtures | None]] = {
     WIN_STAY: lambda: None,
     IN_TURN: lambda: None,
 }
-_TURNS = {WIN_STAY_ALL: rotation.WIN_STAY_ALL, WIN_STAY: rotation.WIN_STAY, IN_TURN: rotation.ROTATION}
-"""How branches take turns in forms that leave all else to ForkMerge."""
+_TURNS = {WIN_STAY_ALL: None, WIN_STAY: rotation.WIN_STAY, IN_TURN: rotation.ROTATION}
+"""How branches take turns in forms that leave all else to ForkMerge; None leaves that to it, too."""
 _COUNTED = re.compile(rf"({'|'.join(REPEATED)})-(best|average):([1-9]\d*)")
 _SEARCHING = (
     *("search", "search_by", "search_examples", "confidence", "rule"),
@@ -152,11 +152,8 @@ class ComparedMethod:
         if mixtures is None and isinstance(own, ForkMerge) and own.mixtures is not None:
             changes |= _LEFT_TO_FORKMERGE  # what the recipe has of these belongs to the branches that it names
             changes["auxiliary_scale"] = None if own.auxiliary_scale == 1 else own.auxiliary_scale
-        turning = _TURNS.get(_branches_word(self.base))
-        if turning == rotation.WIN_STAY_ALL and made.confidence is not None:
-            turning = None  # ForkMerge knows what goes with it
-        if turning:
-            changes["turns"] = turning
+        if mixtures is None:
+            changes["turns"] = _TURNS[_branches_word(self.base)]
         if self.base.endswith("-uniform"):
             changes |= {"search": Fixed(), "rule": ARGMAX, "previous_merges": None, "layer_groups": None}
         if self.base.endswith("-once"):
