@@ -137,9 +137,12 @@ class Setting:
     def chosen(self) -> str | None:
         """The form of ForkMerge that a setting is judged by: the default, or else the validation's best.
 
-        Of the default at several learning rates it is the study's best, as of all other methods.
+        Of the default at several learning rates it is the study's best, as of all other methods; with other options it
+        is not the default.
         """
-        default = [word for word in self.forms if self.contenders[word].base == DEFAULT]
+        named = {word: self.contenders[word] for word in self.forms}
+        plain = {"interval", "lr"}
+        default = [word for word, one in named.items() if one.base == DEFAULT and dict(one.options).keys() <= plain]
         if default:
             return self._best_of_study(default) or default[0]
         known = [word for word in self.forms if word in self.on_validation]
