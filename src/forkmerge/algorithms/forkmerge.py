@@ -13,6 +13,7 @@ from forkmerge.algorithms.branches.default_form import (
     has_costs,
     has_values,
     is_one_label_each,
+    mixes_statistics,
     smooth_metric,
 )
 from forkmerge.algorithms.branches.rotation import ROTATION, WIN_STAY, WIN_STAY_ALL
@@ -80,10 +81,11 @@ class ForkMerge(Settings, Algorithm):
     Without branches named, every round trains two branches, whatever their number (with `prune_to`, all begin): at
     first the target alone and that of all auxiliaries, then the one that got half of the merge or more and the one that
     has rested longest, of a single auxiliary at first. Auxiliary losses weigh twice as much as the target's, so that
-    half of a branch amounts to equal weights. An accuracy or AUC is searched by likelihood, on few validation examples
-    coefficients are those that win in resamples of them, averaged, and of many examples a search sees as many as cost a
-    tenth of training. The record names what was chosen. With branches named, all of them train in every round, and
-    defaults are the paper's, but for `prune_keeps`: `ForkMerge("mixed")` is Alg. 1.
+    half of a branch amounts to equal weights, but where BatchNorm sees inputs of their own. An accuracy or AUC is
+    searched by likelihood, on few validation examples coefficients are those that win in resamples of them, averaged,
+    and of many examples a search sees as many as cost a tenth of training. The record names what was chosen. With
+    branches named, all of them train in every round, and defaults are the paper's, but for `prune_keeps`:
+    `ForkMerge("mixed")` is Alg. 1.
 
     Args:
         mixtures: The branches: a constructor such as `Mixed()`, `PerAuxiliary()` or `Rates()`, its name, or
@@ -106,7 +108,8 @@ class ForkMerge(Settings, Algorithm):
             coefficient 0. See also `prune_keeps`.
         prune_after: See `prune_to`.
         auxiliary_scale: Factor on all auxiliary weights, for when the best λ would exceed 1. None takes 1; without
-            branches or other `turns` named 2 where weights are those of losses and no `method` chooses them.
+            branches or other `turns` named 2, but where weights are probabilities, a `method` makes its own of them, or
+            BatchNorm's running statistics become those of auxiliaries' own inputs, too.
         reference: Reference metrics of a target with several; None takes the target-only branch of round 1.
         refit: Replay the run found, without any search, on training ∪ validation data of the target.
         floor: Also train an unmerged target-only run, and return it if it validates better.
@@ -235,6 +238,8 @@ class ForkMerge(Settings, Algorithm):
 
     def _by_predictions(self, problem: Problem, model: nn.Module, seed: int) -> ForkMerge:
         chosen = self.settings(problem)
+        if self.auxiliary_scale is None and mixes_statistics(problem, model):
+            chosen = replace(chosen, auxiliary_scale=1.0)
         if self.search_by is None and chosen.search_by is not None and not is_one_label_each(problem, model, seed):
             chosen = replace(chosen, search_by=None)
         if self.rule is None and chosen.rule != ARGMAX and not has_costs(problem, chosen.search_by, model, seed):

@@ -189,6 +189,18 @@ def test_losses_of_auxiliaries_weigh_twice_where_nobody_names_branches_or_weight
     assert run.settings["algorithm"]["auxiliary_scale"] == scale
 
 
+def test_where_batchnorm_sees_other_inputs_auxiliaries_weigh_as_much_as_the_target():
+    normed = nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3))
+    untracked = nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3, track_running_stats=False))
+    own, shared = problem_of(fm.accuracy), problem_of(fm.accuracy)
+    stream = next(iter(shared.stream_map.values()))
+    shared = replace(shared, streams=[replace(stream, tasks=("t", "a", "b"))])
+    for problem, model, scale in ((own, normed, 1.0), (own, untracked, 2.0), (shared, normed, 2.0)):
+        assert fitted(problem, model).settings["algorithm"]["auxiliary_scale"] == scale
+    twice = fm.ForkMerge(interval=2, auxiliary_scale=2.0)
+    assert fitted(own, normed, twice).settings["algorithm"]["auxiliary_scale"] == 2.0
+
+
 def test_probabilities_of_tasks_are_not_doubled():
     problem = replace(problem_of(fm.accuracy), weights="sampling")
     assert fitted(problem, Net()).settings["algorithm"]["auxiliary_scale"] == 1.0

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.data import Subset
 
+from forkmerge.engine.training.batchnorm import tracking_norms
 from forkmerge.problem.auc import auc
 from forkmerge.problem.definition import Evaluation, Problem
 from forkmerge.problem.metrics import MeanCost, NotPerExample, accuracy, nll
@@ -32,6 +33,12 @@ def adds_up_over_few(evaluation: Evaluation, seen: int | None) -> bool:
     names = list(reported_directions(evaluation))
     adds_up = smooth_metric(evaluation) or (len(names) == 1 and isinstance(evaluation.metrics[names[0]], MeanCost))
     return bool(adds_up) and min(seen or evaluation.size, evaluation.size) <= FEW
+
+
+def mixes_statistics(problem: Problem, model: nn.Module) -> bool:
+    """Whether BatchNorm's running statistics become those of other inputs, too: auxiliaries bring their own."""
+    brings = any(problem.target not in stream.tasks for stream in problem.stream_map.values())
+    return brings and bool(tracking_norms(model))
 
 
 def is_one_label_each(problem: Problem, model: nn.Module, seed: int) -> bool:
