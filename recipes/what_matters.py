@@ -31,6 +31,7 @@ class Mechanism:
         needed: Options that the form without it must have, where the word with it stands for them.
         beside: Words of other methods, to see whether it is ForkMerge that it helps.
         is_of_default: Whether the default has it without saying so: its forms then cannot do without it.
+        value: What the key's option must be; None for anything.
     """
 
     title: str
@@ -41,6 +42,7 @@ class Mechanism:
     needed: tuple[tuple[str, object], ...] = ()
     beside: tuple[str, ...] = ()
     is_of_default: bool = False
+    value: object = None
 
     def is_between(self, before: tuple[str, Options], after: tuple[str, Options]) -> bool:
         """Whether it is off in one form, on in the other, and all that is different between them."""
@@ -52,6 +54,7 @@ class Mechanism:
             return (base, other) == self.bases and rest[0] == rest[1] and has_needed and is_its_own
         has_anyway = self.is_of_default and base.startswith(("forkmerge-win-stay", "forkmerge-in-turn"))
         is_added = self.key not in options and self.key in others and not has_anyway
+        is_added = is_added and self.value in (None, others.get(str(self.key)))
         return base == other and rest[0] == rest[1] and is_added
 
 
@@ -121,6 +124,14 @@ MECHANISMS = (
         ("auxiliary_scale",),
         bases=("forkmerge-win-stay-all", "forkmerge-win-stay-all"),
         needed=(("auxiliary_scale", 1),),
+    ),
+    Mechanism(
+        "Twice the weight, elsewhere",
+        "Where the default leaves them as they are, as BatchNorm's running statistics become those of auxiliaries' own "
+        "inputs, too (PACS, SVHN, CIFAR-10), and in other forms.",
+        ("auxiliary_scale",),
+        "auxiliary_scale",
+        value=2,
     ),
     Mechanism(
         "Averaged winners of resamples",
