@@ -201,6 +201,29 @@ def test_a_choice_among_few_methods_is_none(scripts):
     assert judged.rival_in_hindsight == "pcgrad"
 
 
+def test_the_default_with_other_options_is_not_the_default(scripts):
+    _, _, setting = scripts
+    word = setting.DEFAULT
+    gains = {"stl": 0.0, f"{word}[lr=0.1]": 1.0, word: 2.0, f"{word}[bn=recompute]": 3.0}
+    judged = setting.Setting("x", *made(gains), study=setting.Setting("x", *made(gains)))
+    assert judged.chosen == word
+
+
+def test_the_same_setting_on_other_data_is_chosen_for_by_the_study_of_the_first(scripts, tmp_path):
+    _, _, setting = scripts
+    (tmp_path / "development").mkdir()
+    for name, gain in (("x", 1.0), ("x-own", 2.0)):
+        study = {"stl": 0.0, "forkmerge": gain}
+        (tmp_path / "development" / f"{name}.json").write_text(to_text(*made(study)), "utf-8")
+    for name in ("x", "x-other", "x-own", "y-other"):
+        (tmp_path / f"{name}.json").write_text(to_text(*made({"stl": 0.0, "forkmerge": 0.0})), "utf-8")
+    read = {s.name: s for s in setting.read_settings(tmp_path)}
+    gains = {name: s.study and round(setting.mean(s.study.overall["forkmerge"]), 3) for name, s in read.items()}
+    assert gains["x"] == gains["x-other"] != gains["x-own"]
+    assert gains["y-other"] is None
+    assert all(s.base is None for s in read.values())
+
+
 def test_variants_of_a_setting_stand_in_the_table_but_are_not_counted(scripts):
     page, _, setting = scripts
     base = setting.Setting("x", *made({"stl": 0.0, "ew": 1.0, "forkmerge": 4.0}))
@@ -235,6 +258,19 @@ def test_a_mechanism_is_judged_by_forms_that_differ_in_it_alone(scripts):
     assert "| x | 3 | `forkmerge` | `forkmerge-aux` | +" in text
     assert "## Searching" not in text
     assert "There are no records yet." in what_matters.page([])
+
+
+def test_a_mechanism_of_one_value_is_no_other_value_and_one_that_the_default_has_is_taken_from_it(scripts):
+    import what_matters
+
+    _, _, setting = scripts
+    word = setting.DEFAULT
+    gains = {"stl": 0.0, word: 2.0, f"{word}[auxiliary_scale=1]": 1.0}
+    text = what_matters.page([setting.Setting("x", *made(gains))])
+    assert f"| x | 3 | `{word}[auxiliary_scale=1]` | `{word}` | +" in text
+    assert "## Twice the weight, elsewhere" not in text
+    text = what_matters.page([setting.Setting("x", *made({**gains, f"{word}[auxiliary_scale=2]": 3.0}))])
+    assert f"| x | 3 | `{word}` | `{word}[auxiliary_scale=2]` | +" in text
 
 
 def test_steps_of_all_branches_are_counted_also_after_pruning_and_refits(scripts):
