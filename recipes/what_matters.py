@@ -105,8 +105,8 @@ MECHANISMS = (
         needed=(("per_round", 1), ("rule", "one_standard_error")),
     ),
     Mechanism(
-        "The three that follow, together",
-        "The default (`forkmerge-win-stay-all`) instead of the one before it (`forkmerge-win-stay`).",
+        "The default, and the form before it",
+        "The three mechanisms that follow, together: `forkmerge-win-stay-all` instead of `forkmerge-win-stay`.",
         bases=("forkmerge-win-stay", "forkmerge-win-stay-all"),
     ),
     Mechanism(
