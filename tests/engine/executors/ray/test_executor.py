@@ -69,6 +69,7 @@ class TestTheSameBits:
             trains_as_many[name] = [len(each.branches) for each in serial.rounds]
         assert trains_as_many.pop("pruned to the largest") == [3, 1, 1]
         assert trains_as_many.pop("halved in turns") == [2, 2, 2]
+        assert trains_as_many.pop("winners stay") == [2, 2, 2]
         assert {tuple(counts) for counts in trains_as_many.values()} == {(3, 3, 3)}
 
     def test_a_resumed_run_may_change_its_executor(self, on_ray: fm.Ray, tmp_path: Path) -> None:
