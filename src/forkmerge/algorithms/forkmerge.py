@@ -238,8 +238,8 @@ class ForkMerge(Settings, Algorithm):
 
     def _by_predictions(self, problem: Problem, model: nn.Module, seed: int) -> ForkMerge:
         chosen = self.settings(problem)
-        if self.auxiliary_scale is None and mixes_statistics(problem, model):
-            chosen = replace(chosen, auxiliary_scale=1.0)
+        if mixes_statistics(problem, model):  # then the target's own branch alone has statistics of its inputs
+            chosen = replace(chosen, turns=self.turns or WIN_STAY, auxiliary_scale=self.auxiliary_scale or 1.0)
         if self.search_by is None and chosen.search_by is not None and not is_one_label_each(problem, model, seed):
             chosen = replace(chosen, search_by=None)
         if self.rule is None and chosen.rule != ARGMAX and not has_costs(problem, chosen.search_by, model, seed):

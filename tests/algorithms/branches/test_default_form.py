@@ -189,16 +189,24 @@ def test_losses_of_auxiliaries_weigh_twice_where_nobody_names_branches_or_weight
     assert run.settings["algorithm"]["auxiliary_scale"] == scale
 
 
-def test_where_batchnorm_sees_other_inputs_auxiliaries_weigh_as_much_as_the_target():
+def test_where_batchnorm_sees_other_inputs_the_targets_branch_never_rests_and_auxiliaries_weigh_as_much():
     normed = nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3))
     untracked = nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3, track_running_stats=False))
     own, shared = problem_of(fm.accuracy), problem_of(fm.accuracy)
     stream = next(iter(shared.stream_map.values()))
     shared = replace(shared, streams=[replace(stream, tasks=("t", "a", "b"))])
-    for problem, model, scale in ((own, normed, 1.0), (own, untracked, 2.0), (shared, normed, 2.0)):
-        assert fitted(problem, model).settings["algorithm"]["auxiliary_scale"] == scale
-    twice = fm.ForkMerge(interval=2, auxiliary_scale=2.0)
-    assert fitted(own, normed, twice).settings["algorithm"]["auxiliary_scale"] == 2.0
+
+    def chosen(problem, model, **options):
+        run = fitted(problem, model, fm.ForkMerge(interval=1, **options))
+        return *(run.settings["algorithm"][name] for name in ("turns", "auxiliary_scale", "rule")), run.rounds
+
+    *names, rounds = chosen(own, normed)
+    assert names == ["win_stay", 1.0, "bagged"]
+    assert all("alone" in each.branches and len(each.branches) == 2 for each in rounds)
+    for problem, model in ((own, untracked), (shared, normed)):
+        assert chosen(problem, model)[:3] == ("win_stay_all", 2.0, "bagged")
+    assert chosen(own, normed, auxiliary_scale=2.0)[:2] == ("win_stay", 2.0)
+    assert chosen(own, normed, turns="win_stay_all")[:2] == ("win_stay_all", 1.0)
 
 
 def test_probabilities_of_tasks_are_not_doubled():
