@@ -5,7 +5,8 @@ time on the clock with a worker per branch.
 
 One thread and no folder; refit and floor only in the form that says so. Each form is timed once per repeat, after
 single-task training of the same repeat. Tasks share their inputs, or every auxiliary brings its own, which a step with
-it reads besides the target's. With workers it is the time of as many steps more, of a run twice as long less one, so
+it reads besides the target's; then with BatchNorm, where the target's own branch trains in every round, and without,
+where two others may. With workers it is the time of as many steps more, of a run twice as long less one, so
 that their start does not count.
 """
 
@@ -18,7 +19,7 @@ from typing import Any
 
 import torch
 from harness import begin, parser, quartiles, save
-from nets import Case, resnet
+from nets import Case, group_norm, resnet
 from page import Goal, Section, Table, show
 from rich.progress import Progress
 from torch.utils.data import TensorDataset
@@ -33,8 +34,9 @@ FORMS: dict[str, dict[str, Any]] = {
     "two branches": {"mixtures": "mixed", **SEARCH},
     "all branches": {"mixtures": "per_auxiliary", **SEARCH},
 }
-GOALS = {"shared": 2.3, "own": 3.2}
-CLOCK = {"shared": 1.3, "own": 1.8}
+INPUTS = {"shared": "shared", "own": "their own", "own, no BatchNorm": "their own, no BatchNorm"}
+GOALS = {"shared": 2.3, "own": 3.2, "own, no BatchNorm": 3.2}
+CLOCK = {"shared": 1.3, "own": 1.8, "own, no BatchNorm": 1.8}
 SHARE = 0.4  # of the compute of all branches, for three auxiliaries and more
 
 
@@ -104,7 +106,7 @@ def section(results: Mapping[str, Any]) -> Section:
     for case in results["cases"]:
         ratios = {name: case["ratios"][name]["median"] for name in FORMS}
         share = ratios["default"] / ratios["all branches"]
-        inputs = "shared" if case["inputs"] == "shared" else "their own"
+        inputs = INPUTS[case["inputs"]]
         rows.append(
             [f"{case['auxiliaries']}, {inputs}", *(f"{ratio:.2f}" for ratio in ratios.values()), f"{share:.0%}"]
         )
@@ -113,7 +115,7 @@ def section(results: Mapping[str, Any]) -> Section:
         if case["auxiliaries"] >= 3:
             goals.append(Goal(f"{what}: share of all branches' compute", SHARE, share))
     for inputs, ratio in results["clock"].items():
-        what = f"on the clock, two workers, inputs {'shared' if inputs == 'shared' else 'their own'}"
+        what = f"on the clock, two workers, inputs {INPUTS[inputs]}"
         goals.append(Goal(what, CLOCK[inputs], ratio["median"], unit=" ×"))
         rows.append([f"2, {what}", f"{ratio['median']:.2f}", "", "", ""])
     worst = {
@@ -121,7 +123,8 @@ def section(results: Mapping[str, Any]) -> Section:
         for inputs in GOALS
     }
     said = (
-        f"at most {worst['shared']:.2f} where tasks share inputs, {worst['own']:.2f} where auxiliaries bring their own"
+        f"at most {worst['shared']:.2f} where tasks share inputs, {worst['own']:.2f} where auxiliaries bring their own "
+        f"and the model has BatchNorm, {worst['own, no BatchNorm']:.2f} where it has none"
     )
     return Section(
         "Compute",
@@ -147,13 +150,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     images = torch.randn(1024, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     counts, cases, clock = (2,) if options.quick else (2, 4, 8), [], {}
     with Progress() as progress:
-        task = progress.add_task("compute", total=2 * (len(counts) + 1) * (repeats + 1))
+        task = progress.add_task("compute", total=len(GOALS) * (len(counts) + 1) * (repeats + 1))
         for inputs in GOALS:
+            encoder = partial(resnet, 8, group_norm) if "no BatchNorm" in inputs else partial(resnet, 8)
             for count in counts:
-                case = Case("", lambda: resnet(8), [64], images, count + 1, 64, inputs == "own")
+                case = Case("", encoder, [64], images, count + 1, 64, inputs != "shared")
                 ratios = measure(case, steps, repeats, lambda: progress.advance(task))
                 cases.append({"inputs": inputs, "auxiliaries": count, "ratios": ratios})
-            case = Case("", partial(resnet, 8), [64], images, 3, 64, inputs == "own")
+            case = Case("", encoder, [64], images, 3, 64, inputs != "shared")
             clock[inputs] = measure_clock(case, steps, repeats, lambda: progress.advance(task))
     save("compute", {"repeats": repeats, "steps": steps, "cases": cases, "clock": clock}, options.out)
     show("compute", options.out)

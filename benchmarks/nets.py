@@ -14,35 +14,41 @@ from torch.utils.data import TensorDataset
 import forkmerge as fm
 
 CLASSES = 10
+Norm = Callable[[int], nn.Module]
 
 
 class Block(nn.Module):
     """A basic residual block."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+    def __init__(self, inputs: int, outputs: int, stride: int, norm: Norm) -> None:
         super().__init__()
         self.body = nn.Sequential(
             nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False),
-            nn.BatchNorm2d(outputs),
+            norm(outputs),
             nn.ReLU(),
             nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False),
-            nn.BatchNorm2d(outputs),
+            norm(outputs),
         )
         self.skip: nn.Module = nn.Identity()
         if stride != 1 or inputs != outputs:
-            self.skip = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+            self.skip = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), norm(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.relu(self.body(x) + self.skip(x))
 
 
-def resnet(width: int = 16) -> nn.Sequential:
+def group_norm(channels: int) -> nn.Module:
+    """A normalisation without running statistics."""
+    return nn.GroupNorm(4, channels)
+
+
+def resnet(width: int = 16, norm: Norm = nn.BatchNorm2d) -> nn.Sequential:
     """The eight blocks of a ResNet-18, for 32×32 images; width 64 gives its 11.2M parameters."""
     widths = [width, width, 2 * width, 4 * width, 8 * width]
-    blocks: list[nn.Module] = [nn.Conv2d(3, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
+    blocks: list[nn.Module] = [nn.Conv2d(3, width, 3, 1, 1, bias=False), norm(width), nn.ReLU()]
     for stage in range(4):
-        blocks.append(Block(widths[stage], widths[stage + 1], 1 if stage == 0 else 2))
-        blocks.append(Block(widths[stage + 1], widths[stage + 1], 1))
+        blocks.append(Block(widths[stage], widths[stage + 1], 1 if stage == 0 else 2, norm))
+        blocks.append(Block(widths[stage + 1], widths[stage + 1], 1, norm))
     return nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
 

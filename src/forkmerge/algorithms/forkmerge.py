@@ -81,11 +81,12 @@ class ForkMerge(Settings, Algorithm):
     Without branches named, every round trains two branches, whatever their number (with `prune_to`, all begin): at
     first the target alone and that of all auxiliaries, then the one that got half of the merge or more and the one that
     has rested longest, of a single auxiliary at first. Auxiliary losses weigh twice as much as the target's, so that
-    half of a branch amounts to equal weights, but where BatchNorm sees inputs of their own. An accuracy or AUC is
-    searched by likelihood, on few validation examples coefficients are those that win in resamples of them, averaged,
-    and of many examples a search sees as many as cost a tenth of training. The record names what was chosen. With
-    branches named, all of them train in every round, and defaults are the paper's, but for `prune_keeps`:
-    `ForkMerge("mixed")` is Alg. 1.
+    half of a branch amounts to equal weights. Where BatchNorm sees inputs of their own they weigh as much, and the
+    target's own branch, which alone has statistics of its inputs, never rests. An accuracy or AUC is searched by
+    likelihood, on few validation examples coefficients are those that win in resamples of them, averaged, and of many
+    examples a search sees as many as cost a tenth of training. The record names what was chosen. With branches named,
+    all of them train in every round, and defaults are the paper's, but for `prune_keeps`: `ForkMerge("mixed")` is
+    Alg. 1.
 
     Args:
         mixtures: The branches: a constructor such as `Mixed()`, `PerAuxiliary()` or `Rates()`, its name, or
@@ -158,9 +159,10 @@ class ForkMerge(Settings, Algorithm):
             stays for as long as it gets an equal share of the merges, at least, and a branch with all auxiliaries takes
             turns, too, the first one; or "win_stay_all", the same of all branches, so that the target's own branch
             rests, too, where others win, and a round trains `per_round` + 1. None takes "rotation"; without branches
-            named, "win_stay_all", or with `confidence`, which falls back on the target's own branch, "win_stay". Where
-            another one is named there, few examples are searched by "one_standard_error", and by "rotation" and
-            "halving" there is no branch of all auxiliaries, which would train in every round.
+            named, "win_stay_all", or with `confidence`, which falls back on the target's own branch, "win_stay", as
+            where BatchNorm's running statistics become those of auxiliaries' own inputs, too. Where another one is
+            named there, few examples are searched by "one_standard_error", and by "rotation" and "halving" there is no
+            branch of all auxiliaries, which would train in every round.
         validation_examples: Rank branches, search and select on so many validation examples, drawn once from the run's
             seed; what is returned, and the floor, are measured on all of them, and a refit trains on all. What is
             promised of a merge is promised on these examples. None sees all; without branches named, as many as make

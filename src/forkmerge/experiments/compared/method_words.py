@@ -15,7 +15,8 @@ RUNS = {
     "forkmerge-aux": ("ForkMerge-aux", "one branch per auxiliary, and the target alone"),
     "forkmerge-win-stay-all": (
         "ForkMerge, win-stay of all",
-        "the default: two branches, first the target alone and that of all auxiliaries; whoever wins stays",
+        "the default: two branches, first the target alone and that of all auxiliaries; whoever wins stays, and where "
+        "BatchNorm sees auxiliaries' own inputs the target alone in any case",
     ),
     "forkmerge-win-stay": (
         "ForkMerge, win-stay",
