@@ -1,5 +1,5 @@
-"""CPU time of ForkMerge's forms over single-task training of as many steps, for two, four and eight auxiliaries; and
-time on the clock with a worker per branch.
+"""CPU time of ForkMerge's forms over single-task training of as many steps, for two, four and eight auxiliaries, or
+four without BatchNorm; and time on the clock with a worker per branch.
 
     ./run bench compute [--repeats 3]
 
@@ -38,7 +38,7 @@ INPUTS = {"shared": "shared", "own": "their own", "own, no BatchNorm": "their ow
 WHERE = {
     "shared": "tasks share inputs",
     "own": "auxiliaries bring their own and the model has BatchNorm",
-    "own, no BatchNorm": "they do and it has none",
+    "own, no BatchNorm": "auxiliaries bring their own and it has none",
 }
 COUNTS = {"shared": (2, 4, 8), "own": (2, 4, 8), "own, no BatchNorm": (4,)}
 GOALS = {"shared": 2.3, "own": 3.2, "own, no BatchNorm": 3.2}

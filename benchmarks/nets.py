@@ -15,6 +15,7 @@ import forkmerge as fm
 
 CLASSES = 10
 Norm = Callable[[int], nn.Module]
+"""Makes a normalisation of so many channels."""
 
 
 class Block(nn.Module):

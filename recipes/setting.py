@@ -17,7 +17,7 @@ from forkmerge.experiments.run_results import RunResult
 from forkmerge.experiments.summary import Scores, Summary, average_changes, changes_by_target, summarise
 
 DEFAULT = "forkmerge-win-stay-all"
-FEWEST_RIVALS = 5
+FEWEST_RIVALS, FEWEST_SEEDS = 5, 3
 FORMS = ("forkmerge", "forkmerge-aux", DEFAULT, "forkmerge-win-stay", "forkmerge-in-turn", "recipe")
 
 
@@ -194,8 +194,15 @@ class Setting:
 
     @property
     def rival_in_hindsight(self) -> str | None:
-        """The best of them by its mean on the test data that it is compared on."""
-        return max(self.rivals, key=lambda word: mean(self.overall[word]), default=None)
+        """The best of them on the test data that it is compared on, by its mean over the seeds that both have.
+
+        One that has fewer of them than `FEWEST_SEEDS` is not asked where others have more.
+        """
+        pairs = {word: self.paired(self.chosen or "", word) for word in self.rivals}
+        known = {word: pair for word, pair in pairs.items() if pair is not None}
+        least = min(FEWEST_SEEDS, max((pair.count for pair in known.values()), default=0))
+        asked = {word: pair.mean for word, pair in known.items() if pair.count >= least}
+        return min(asked, key=lambda word: asked[word], default=None)
 
     @property
     def rival(self) -> str | None:

@@ -160,9 +160,9 @@ class ForkMerge(Settings, Algorithm):
             turns, too, the first one; or "win_stay_all", the same of all branches, so that the target's own branch
             rests, too, where others win, and a round trains `per_round` + 1. None takes "rotation"; without branches
             named, "win_stay_all", or with `confidence`, which falls back on the target's own branch, "win_stay", as
-            where BatchNorm's running statistics become those of auxiliaries' own inputs, too. Where another one is
-            named there, few examples are searched by "one_standard_error", and by "rotation" and "halving" there is no
-            branch of all auxiliaries, which would train in every round.
+            where BatchNorm's running statistics become those of auxiliaries' own inputs, too. Where one other than
+            "win_stay_all" is named there, few examples are searched by "one_standard_error", and by "rotation" and
+            "halving" there is no branch of all auxiliaries, which would train in every round.
         validation_examples: Rank branches, search and select on so many validation examples, drawn once from the run's
             seed; what is returned, and the floor, are measured on all of them, and a refit trains on all. What is
             promised of a merge is promised on these examples. None sees all; without branches named, as many as make

@@ -207,6 +207,27 @@ def test_where_batchnorm_sees_other_inputs_the_targets_branch_never_rests_and_au
         assert chosen(problem, model)[:3] == ("win_stay_all", 2.0, "bagged")
     assert chosen(own, normed, auxiliary_scale=2.0)[:2] == ("win_stay", 2.0)
     assert chosen(own, normed, turns="win_stay_all")[:2] == ("win_stay_all", 1.0)
+    assert chosen(own, normed, confidence=0.9)[:2] == ("win_stay", 1.0)
+    assert chosen(own, normed, method="GCS")[:2] == ("win_stay", 1.0)
+
+
+def test_a_run_whose_target_may_rest_goes_on_so_where_an_earlier_version_began_it_with_batchnorm(tmp_path):
+    problem = problem_of(fm.accuracy)
+
+    def normed():
+        return nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3))
+
+    options = {"model": normed, "optimizer": fm.OptimizerOf("SGD", lr=0.1), "steps": 8, "threads": 1}
+    earlier = fm.ForkMerge(interval=1, turns="win_stay_all")
+    with pytest.raises(Stopped):
+        earlier.fit(problem, **options, folder=tmp_path / "run", on_event=stop)
+    resumed = fm.ForkMerge(interval=1).fit(problem, **options, folder=tmp_path / "run", resume=True)
+    whole = earlier.fit(problem, **options)
+    assert resumed.settings["algorithm"]["turns"] == "win_stay_all"
+    assert [each.coefficients for each in resumed.rounds] == [each.coefficients for each in whole.rounds]
+    fresh = fm.ForkMerge(interval=1, refit=True).fit(problem, **options)
+    assert fresh.settings["algorithm"]["turns"] == "win_stay"
+    assert [list(each.branches) for each in fresh.rounds] != [list(each.branches) for each in whole.rounds]
 
 
 def test_probabilities_of_tasks_are_not_doubled():
