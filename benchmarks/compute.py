@@ -14,14 +14,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from harness import begin, parser, quartiles, save
-from nets import Case, group_norm, resnet
+from nets import Case, Norm, group_norm, resnet
 from page import Goal, Section, Table, show
 from rich.progress import Progress
+from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import forkmerge as fm
@@ -34,15 +36,42 @@ FORMS: dict[str, dict[str, Any]] = {
     "two branches": {"mixtures": "mixed", **SEARCH},
     "all branches": {"mixtures": "per_auxiliary", **SEARCH},
 }
-INPUTS = {"shared": "shared", "own": "their own", "own, no BatchNorm": "their own, no BatchNorm"}
-WHERE = {
-    "shared": "tasks share inputs",
-    "own": "auxiliaries bring their own and the model has BatchNorm",
-    "own, no BatchNorm": "auxiliaries bring their own and it has none",
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What tasks read, and what the default should cost there.
+
+    Args:
+        name: How tables call it.
+        where: The same after "where", in a sentence.
+        auxiliaries: How many of them are tried.
+        goal: CPU time of the default, at most.
+        clock: Its time on the clock, at most.
+        are_own: Whether every auxiliary brings its own.
+        norm: The network's normalisation.
+    """
+
+    name: str
+    where: str
+    auxiliaries: tuple[int, ...]
+    goal: float
+    clock: float
+    are_own: bool = True
+    norm: Norm = nn.BatchNorm2d
+
+    def case(self, auxiliaries: int, images: Tensor) -> Case:
+        """A small residual network on images, with so many auxiliaries."""
+        return Case("", partial(resnet, 8, self.norm), [64], images, auxiliaries + 1, 64, self.are_own)
+
+
+INPUTS = {
+    "shared": Inputs("shared", "tasks share inputs", (2, 4, 8), 2.3, 1.3, are_own=False),
+    "own": Inputs("their own", "auxiliaries bring their own and the model has BatchNorm", (2, 4, 8), 3.2, 1.8),
+    "own, no BatchNorm": Inputs(
+        "their own, no BatchNorm", "auxiliaries bring their own and it has none", (4,), 3.2, 1.8, norm=group_norm
+    ),
 }
-COUNTS = {"shared": (2, 4, 8), "own": (2, 4, 8), "own, no BatchNorm": (4,)}
-GOALS = {"shared": 2.3, "own": 3.2, "own, no BatchNorm": 3.2}
-CLOCK = {"shared": 1.3, "own": 1.8, "own, no BatchNorm": 1.8}
 SHARE = 0.4  # of the compute of all branches, for three auxiliaries and more
 
 
@@ -114,20 +143,20 @@ def section(results: Mapping[str, Any]) -> Section:
         share = ratios["default"] / ratios["all branches"]
         inputs = INPUTS[case["inputs"]]
         rows.append(
-            [f"{case['auxiliaries']}, {inputs}", *(f"{ratio:.2f}" for ratio in ratios.values()), f"{share:.0%}"]
+            [f"{case['auxiliaries']}, {inputs.name}", *(f"{ratio:.2f}" for ratio in ratios.values()), f"{share:.0%}"]
         )
-        what = f"the default, {case['auxiliaries']} auxiliaries, inputs {inputs}"
-        goals.append(Goal(what, GOALS[case["inputs"]], ratios["default"], unit=" ×"))
+        what = f"the default, {case['auxiliaries']} auxiliaries, inputs {inputs.name}"
+        goals.append(Goal(what, inputs.goal, ratios["default"], unit=" ×"))
         if case["auxiliaries"] >= 3:
             goals.append(Goal(f"{what}: share of all branches' compute", SHARE, share))
-    for inputs, ratio in results["clock"].items():
-        what = f"on the clock, two workers, inputs {INPUTS[inputs]}"
-        goals.append(Goal(what, CLOCK[inputs], ratio["median"], unit=" ×"))
+    for key, ratio in results["clock"].items():
+        what = f"on the clock, two workers, inputs {INPUTS[key].name}"
+        goals.append(Goal(what, INPUTS[key].clock, ratio["median"], unit=" ×"))
         rows.append([f"2, {what}", f"{ratio['median']:.2f}", "", "", ""])
     worst: dict[str, float] = {}
     for case in results["cases"]:
         worst[case["inputs"]] = max(worst.get(case["inputs"], 0.0), case["ratios"]["default"]["median"])
-    said = "at most " + ", ".join(f"{ratio:.2f} where {WHERE[inputs]}" for inputs, ratio in worst.items())
+    said = "at most " + ", ".join(f"{ratio:.2f} where {INPUTS[key].where}" for key, ratio in worst.items())
     return Section(
         "Compute",
         "CPU time of ForkMerge over single-task training of as many steps, one thread, without refit and floor; in the "
@@ -150,18 +179,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = begin(arguments, argv)
     repeats, steps = options.repeats or (1 if options.quick else 3), 2 * ROUNDS if options.quick else 200
     images = torch.randn(1024, 3, 16, 16, generator=torch.Generator().manual_seed(0))
-    counts = dict.fromkeys(COUNTS, (2,)) if options.quick else COUNTS
+    counts = {key: (2,) if options.quick else inputs.auxiliaries for key, inputs in INPUTS.items()}
     cases, clock = [], {}
     with Progress() as progress:
         task = progress.add_task("compute", total=(sum(map(len, counts.values())) + len(counts)) * (repeats + 1))
-        for inputs in counts:
-            encoder = partial(resnet, 8, group_norm) if "no BatchNorm" in inputs else partial(resnet, 8)
-            for count in counts[inputs]:
-                case = Case("", encoder, [64], images, count + 1, 64, inputs != "shared")
-                ratios = measure(case, steps, repeats, lambda: progress.advance(task))
-                cases.append({"inputs": inputs, "auxiliaries": count, "ratios": ratios})
-            case = Case("", encoder, [64], images, 3, 64, inputs != "shared")
-            clock[inputs] = measure_clock(case, steps, repeats, lambda: progress.advance(task))
+        for key, inputs in INPUTS.items():
+            for count in counts[key]:
+                ratios = measure(inputs.case(count, images), steps, repeats, lambda: progress.advance(task))
+                cases.append({"inputs": key, "auxiliaries": count, "ratios": ratios})
+            clock[key] = measure_clock(inputs.case(2, images), steps, repeats, lambda: progress.advance(task))
     save("compute", {"repeats": repeats, "steps": steps, "cases": cases, "clock": clock}, options.out)
     show("compute", options.out)
 

@@ -190,7 +190,7 @@ def test_losses_of_auxiliaries_weigh_twice_where_nobody_names_branches_or_weight
 
 
 def test_where_batchnorm_sees_other_inputs_the_targets_branch_never_rests_and_auxiliaries_weigh_as_much():
-    normed = nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3))
+    normed = normed_net()
     untracked = nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3, track_running_stats=False))
     own, shared = problem_of(fm.accuracy), problem_of(fm.accuracy)
     stream = next(iter(shared.stream_map.values()))
@@ -209,25 +209,6 @@ def test_where_batchnorm_sees_other_inputs_the_targets_branch_never_rests_and_au
     assert chosen(own, normed, turns="win_stay_all")[:2] == ("win_stay_all", 1.0)
     assert chosen(own, normed, confidence=0.9)[:2] == ("win_stay", 1.0)
     assert chosen(own, normed, method="GCS")[:2] == ("win_stay", 1.0)
-
-
-def test_a_run_whose_target_may_rest_goes_on_so_where_an_earlier_version_began_it_with_batchnorm(tmp_path):
-    problem = problem_of(fm.accuracy)
-
-    def normed():
-        return nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3))
-
-    options = {"model": normed, "optimizer": fm.OptimizerOf("SGD", lr=0.1), "steps": 8, "threads": 1}
-    earlier = fm.ForkMerge(interval=1, turns="win_stay_all")
-    with pytest.raises(Stopped):
-        earlier.fit(problem, **options, folder=tmp_path / "run", on_event=stop)
-    resumed = fm.ForkMerge(interval=1).fit(problem, **options, folder=tmp_path / "run", resume=True)
-    whole = earlier.fit(problem, **options)
-    assert resumed.settings["algorithm"]["turns"] == "win_stay_all"
-    assert [each.coefficients for each in resumed.rounds] == [each.coefficients for each in whole.rounds]
-    fresh = fm.ForkMerge(interval=1, refit=True).fit(problem, **options)
-    assert fresh.settings["algorithm"]["turns"] == "win_stay"
-    assert [list(each.branches) for each in fresh.rounds] != [list(each.branches) for each in whole.rounds]
 
 
 def test_probabilities_of_tasks_are_not_doubled():
@@ -261,16 +242,26 @@ def test_a_run_that_an_earlier_version_began_keeps_its_rotation_and_all_validati
         ]  # fmt: skip
 
 
-def test_a_run_that_an_earlier_version_began_keeps_its_winners_beside_the_target_alone(tmp_path):
+def normed_net():
+    return nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3))
+
+
+@pytest.mark.parametrize(
+    ("turns", "model", "rule", "otherwise"),
+    [("win_stay", Net, "one_standard_error", "win_stay_all"), ("win_stay_all", normed_net, "bagged", "win_stay")],
+    ids=["before the target might rest", "before it never rested with BatchNorm"],
+)
+def test_a_run_that_an_earlier_version_began_keeps_who_may_rest(turns, model, rule, otherwise, tmp_path):
     problem = problem_of(fm.accuracy)
-    options = {"model": Net, "optimizer": fm.OptimizerOf("SGD", lr=0.1), "steps": 8, "threads": 1}
-    earlier = fm.ForkMerge(interval=2, turns="win_stay")
+    options = {"model": model, "optimizer": fm.OptimizerOf("SGD", lr=0.1), "steps": 8, "threads": 1}
+    earlier, now = fm.ForkMerge(interval=1, turns=turns), fm.ForkMerge(interval=1)
     with pytest.raises(Stopped):
         earlier.fit(problem, **options, folder=tmp_path / "run", on_event=stop)
-    resumed = fm.ForkMerge(interval=2).fit(problem, **options, folder=tmp_path / "run", resume=True)
+    resumed = now.fit(problem, **options, folder=tmp_path / "run", resume=True)
     whole = earlier.fit(problem, **options)
     assert [r.coefficients for r in resumed.rounds] == [r.coefficients for r in whole.rounds]
-    assert resumed.settings["algorithm"]["rule"] == "one_standard_error"
+    assert [resumed.settings["algorithm"][name] for name in ("turns", "rule")] == [turns, rule]
+    assert now.fit(problem, **options).settings["algorithm"]["turns"] == otherwise
 
 
 def test_a_run_resumes_with_what_it_chose(tmp_path):
